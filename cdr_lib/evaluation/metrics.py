@@ -6,7 +6,7 @@
 __all__ = ['FAMILIES', 'CUTOFFS', 'MEASURES', 'UnknownMeasure', 'parse_measure', 'BadQrels', 'check_qrels', 'score_matrix',
            'score_run', 'Coverage', 'coverage', 'dangling']
 
-# %% ../../nbs/evaluation/00_metrics.ipynb #5d7dbd27
+# %% ../../nbs/evaluation/00_metrics.ipynb #d5f0a84d
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ import pytrec_eval
 from ..core.config import CdrError
 from ..retrieval.run import Run
 
-# %% ../../nbs/evaluation/00_metrics.ipynb #00c07f60
+# %% ../../nbs/evaluation/00_metrics.ipynb #ca6a684e
 FAMILIES = {
     "Success": "1 if one of the first k conversations is relevant, else 0 (the paper's Accuracy)",
     "P": "share of relevant conversations among the first k; always divided by k",
@@ -52,7 +52,7 @@ def parse_measure(
         raise UnknownMeasure(f"{name} needs a cut-off such as {name}@10; without one: {', '.join(_UNCUT)}")
     return match[1], int(match[2]) if match[2] else None
 
-# %% ../../nbs/evaluation/00_metrics.ipynb #12371b11
+# %% ../../nbs/evaluation/00_metrics.ipynb #5dca99cd
 _MAX_GAIN = 2 ** 16  # trec_eval walks through all gains up to the largest, for every query
 
 
@@ -97,7 +97,7 @@ def check_qrels(
         raise BadQrels(f"{len(hopeless)} of {len(qrels)} queries have no relevant conversation, so that no ranking "
                        f"could score on them: {_some(hopeless)}; remove them from the benchmark")
 
-# %% ../../nbs/evaluation/00_metrics.ipynb #2704df5a
+# %% ../../nbs/evaluation/00_metrics.ipynb #6b372d74
 _TREC_NAMES = {"Success": "success", "P": "P", "R": "recall", "nDCG": "ndcg_cut", "RR": "recip_rank"}
 
 
@@ -160,8 +160,8 @@ def _ranked(
 
 
 def _check_match(run: Run, qrels: Mapping[str, Mapping[str, int]]) -> None:
-    if any("\0" in name for name in run.ids):
-        raise CdrError(f"run {run.name!r}: conversation id {next(n for n in run.ids if chr(0) in n)!r} holds a zero byte")
+    if broken := [name for name in run.ids if "\0" in name]:
+        raise CdrError(f"run {run.name!r}: conversation id {broken[0]!r} holds a zero byte")
     if run.queries and not any(query in qrels for query in run.queries):
         raise CdrError(f"run {run.name!r}: none of its {len(run):,} queries is judged: it asks {_some(run.queries)}, "
                        f"the judgements are for {_some(qrels)}; do both speak of the same benchmark?")
@@ -201,7 +201,7 @@ def score_run(
                          "measure": pd.Categorical.from_codes(columns, list(measures), ordered=True),
                          "value": values.ravel()})
 
-# %% ../../nbs/evaluation/00_metrics.ipynb #f7f800d6
+# %% ../../nbs/evaluation/00_metrics.ipynb #2cd3eba6
 @dataclass(frozen=True)
 class Coverage:
     "How a run and the judgements fit together."
