@@ -6,7 +6,7 @@
 __all__ = ['INSTALLED_EXTRAS', 'canonical', 'requirement_name', 'requirements', 'installed_pins', 'constraints_text',
            'read_constraints', 'environment_text', 'write_pins', 'check_pins']
 
-# %% ../../nbs/reporting/06_pins.ipynb #e794a6f9
+# %% ../../nbs/reporting/06_pins.ipynb #bf0fa421
 import importlib.metadata
 import re
 from configparser import ConfigParser
@@ -16,7 +16,7 @@ import yaml
 
 from ..core.config import CdrError, project_root, write_text
 
-# %% ../../nbs/reporting/06_pins.ipynb #55a1e3db
+# %% ../../nbs/reporting/06_pins.ipynb #8c7be229
 def canonical(name: str) -> str:
     "A distribution's name as indexes compare it: lower case, runs of `-_.` as one dash."
     return re.sub(r"[-_.]+", "-", name).lower()
@@ -38,7 +38,7 @@ def requirements(
     return {key.removesuffix("requirements").rstrip("_"): value.split()
             for key, value in config["DEFAULT"].items() if key.endswith("requirements")}
 
-# %% ../../nbs/reporting/06_pins.ipynb #60fc1c24
+# %% ../../nbs/reporting/06_pins.ipynb #10d3cfe0
 # Everything the Makefile installs. mteb is an extra on top: its own pins are its business.
 INSTALLED_EXTRAS = ("", "dev", "docs", "test", "train", "openvino")
 
@@ -80,16 +80,17 @@ def _is_installed(name: str) -> bool:
     return True
 
 
-def _marker(name: str) -> str:
+def _marker(name: str, direct: bool) -> str:
     needed = re.findall(r">=?\s*3\.(\d+)", importlib.metadata.metadata(name).get("Requires-Python") or "")
-    newest = max(map(int, needed), default=0)
-    return f'; python_version >= "3.{newest}"' if newest > 10 else ""
+    oldest = max(map(int, needed), default=0) if direct else 11
+    return f'; python_version >= "3.{oldest}"' if oldest > 10 else ""
 
 
 def constraints_text() -> str:
     "The text of constraints.txt for the running environment."
     head = "# Versions that CI ran with, generated from settings.ini and the installed environment by `make pins`.\n"
-    return head + "".join(f"{name}=={version}{_marker(name)}\n" for name, version in installed_pins().items())
+    direct = {requirement_name(item) for extra in INSTALLED_EXTRAS for item in requirements()[extra]}
+    return head + "".join(f"{name}=={version}{_marker(name, name in direct)}\n" for name, version in installed_pins().items())
 
 
 def read_constraints(root: Path | None = None) -> dict[str, str]:  # canonical name -> version
@@ -98,7 +99,7 @@ def read_constraints(root: Path | None = None) -> dict[str, str]:  # canonical n
     pins = (line.partition(";")[0].strip().split("==") for line in lines if line and not line.startswith("#"))
     return {canonical(name): version for name, version in pins}
 
-# %% ../../nbs/reporting/06_pins.ipynb #d3d395db
+# %% ../../nbs/reporting/06_pins.ipynb #765f63a1
 def environment_text(
     pins: dict[str, str],  # canonical name -> version
     python: str = "3.11",
