@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['SURROGATES', 'ON_ERROR', 'ON_DUPLICATE', 'T', 'CORPUS_SCHEMA', 'TASK_AREAS', 'ERRORS', 'WARNINGS', 'NUMBER_IDS',
-           'parse_json', 'Record', 'existing_file', 'json_lines', 'json_items', 'json_records', 'excerpt', 'Reject',
-           'Rejects', 'Reader', 'by_id', 'write_jsonl', 'read_jsonl', 'write_parquet', 'read_parquet', 'BadCollection',
-           'Problem', 'Validation', 'Collection', 'parse_turns', 'reads_back', 'read_cdr', 'write_cdr', 'read_beir',
-           'write_beir', 'trec_id', 'read_qrels', 'write_qrels', 'read_collection']
+           'one_of', 'parse_json', 'Record', 'open_bytes', 'existing_file', 'json_lines', 'json_items', 'json_records',
+           'excerpt', 'Reject', 'Rejects', 'Reader', 'by_id', 'write_jsonl', 'read_jsonl', 'write_parquet',
+           'read_parquet', 'BadCollection', 'Problem', 'Validation', 'Collection', 'parse_turns', 'reads_back',
+           'kind_of', 'read_cdr', 'write_cdr', 'read_beir', 'write_beir', 'trec_id', 'read_qrels', 'write_qrels',
+           'read_collection']
 
-# %% ../../nbs/core/02_io.ipynb #4f7c5328
+# %% ../../nbs/core/02_io.ipynb #341807e5
 import csv
 import dataclasses
 import gzip
@@ -34,7 +35,7 @@ import pyarrow.parquet as pq
 from .config import CdrError, atomic_path, json_dumps
 from .conversation import ROLES, BadRecord, Conversation, Turn, escape_html, is_blank, render
 
-# %% ../../nbs/core/02_io.ipynb #a86114b0
+# %% ../../nbs/core/02_io.ipynb #cb128978
 SURROGATES = ("reject", "replace")
 
 _LONE = re.compile("[\ud800-\udfff]")
@@ -49,7 +50,8 @@ class _BadText(BadRecord):
         self.at = at
 
 
-def _choice(name: str, value: str, allowed: tuple[str, ...]) -> str:
+def one_of(name: str, value: str, allowed: tuple[str, ...]) -> str:  # the value
+    "Check an option against its allowed values."
     if value not in allowed:
         raise CdrError(f"{name}={value!r} is unknown: it must be one of {', '.join(allowed)}")
     return value
@@ -127,7 +129,7 @@ def parse_json(
         # Decoded UTF-8 holds no surrogates, so only an escape can have made one.
         return _settle_surrogates(value, surrogates) if _ESCAPED_SURROGATE.search(text) else (value, 0)
 
-# %% ../../nbs/core/02_io.ipynb #25fa2018
+# %% ../../nbs/core/02_io.ipynb #1f6c4195
 class Record(NamedTuple):
     "One entry of a file, read or not."
 
@@ -141,7 +143,8 @@ class Record(NamedTuple):
 
 
 @contextmanager
-def _open_bytes(path: str | Path) -> Iterator[BinaryIO]:
+def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
+    "Open a file for reading, through gzip if its name ends in .gz; a damaged one is a `CdrError`."
     try:
         with gzip.open(path, "rb") if str(path).endswith(".gz") else open(path, "rb") as file:
             yield file
@@ -168,7 +171,7 @@ def json_lines(
     surrogates: str = "reject",  # see `parse_json`
 ) -> Iterator[Record]:
     "The records of a JSON Lines file, one at a time; lines of white space alone are passed over."
-    with _open_bytes(path) as file:
+    with open_bytes(path) as file:
         for number, line in enumerate(file, 1):
             if number == 1:
                 if _utf16(line):
@@ -186,7 +189,7 @@ def json_lines(
             except _BadText as error:
                 yield Record(str(path), number, None, line, error.reason, at=error.at)
 
-# %% ../../nbs/core/02_io.ipynb #3773c2d6
+# %% ../../nbs/core/02_io.ipynb #9b6b5918
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},"]', re.DOTALL)
 _SPACE = re.compile(r"[ \t\r\n]*")
 _CHUNK = 1 << 20
@@ -215,7 +218,7 @@ def json_items(
     surrogates: str = "reject",  # see `parse_json`
 ) -> Iterator[Record]:
     "The items of a file that holds one JSON array, one at a time, in the memory of the largest item."
-    with _open_bytes(path) as raw:
+    with open_bytes(path) as raw:
         # An undecodable byte becomes a lone surrogate, which spoils its own item and no other.
         file = io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline="")
         text, here, line, counted = file.read(_CHUNK), 0, 1, 0
@@ -292,11 +295,11 @@ def json_records(
     path = existing_file(path)
     if ".jsonl" in path.suffixes:
         return json_lines(path, surrogates)
-    with _open_bytes(path) as file:
+    with open_bytes(path) as file:
         head = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     return (json_items if head.startswith(b"[") else json_lines)(path, surrogates)
 
-# %% ../../nbs/core/02_io.ipynb #0a13cbd9
+# %% ../../nbs/core/02_io.ipynb #9ef29232
 ON_ERROR = ("raise", "collect")
 ON_DUPLICATE = ("raise", "rename")
 
@@ -348,7 +351,7 @@ class Rejects(list[Reject]):
         note = f"<p>20 of {len(self):,} rejects</p>" if len(self) > 20 else ""
         return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>{note}"
 
-# %% ../../nbs/core/02_io.ipynb #2aeaf5a2
+# %% ../../nbs/core/02_io.ipynb #2024b607
 def _hash64(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
@@ -422,8 +425,8 @@ class Reader:
         on_error: str = "raise",  # a bad record: "raise" with its place, or "collect" it in `rejects`
         on_duplicate: str = "raise",  # an id with two different records: "raise", or "rename" the later one
     ):
-        self.on_error = _choice("on_error", on_error, ON_ERROR)
-        self.on_duplicate = _choice("on_duplicate", on_duplicate, ON_DUPLICATE)
+        self.on_error = one_of("on_error", on_error, ON_ERROR)
+        self.on_duplicate = one_of("on_duplicate", on_duplicate, ON_DUPLICATE)
         self.rejects = Rejects()
         # records, conversations, turns, blank_turns, repeats, renamed, surrogates_replaced, and what `parse` counts
         self.counts: Counter[str] = Counter()
@@ -480,7 +483,7 @@ def by_id(
     on_duplicate: str = "raise",  # see `Reader`
 ) -> tuple[dict[str, Conversation], int]:  # id -> conversation, and the number of exact repeats
     "Conversations under their ids, with the rule for repeated ids."
-    _choice("on_duplicate", on_duplicate, ON_DUPLICATE)
+    one_of("on_duplicate", on_duplicate, ON_DUPLICATE)
     found, seen, repeats = {}, _Seen(), 0
     for conversation in conversations:
         kept = _admit(conversation, seen, on_duplicate)
@@ -490,7 +493,7 @@ def by_id(
             found[kept.id] = kept
     return found, repeats
 
-# %% ../../nbs/core/02_io.ipynb #0e04291d
+# %% ../../nbs/core/02_io.ipynb #1957f1ff
 @contextmanager
 def _replacing(path: str | Path) -> Iterator[Path]:
     "`atomic_path` with a plain word about a full disk."
@@ -556,11 +559,11 @@ def read_jsonl(
     surrogates: str = "reject",  # a lone surrogate makes a bad record ("reject") or becomes U+FFFD ("replace")
 ) -> Reader:
     "Read a corpus that `write_jsonl` wrote, one conversation at a time."
-    _choice("surrogates", surrogates, SURROGATES)
+    one_of("surrogates", surrogates, SURROGATES)
     return Reader(json_lines(existing_file(path), surrogates), lambda record, _: Conversation.from_dict(record.value),
                   on_error, on_duplicate)
 
-# %% ../../nbs/core/02_io.ipynb #ab996274
+# %% ../../nbs/core/02_io.ipynb #21416e1a
 CORPUS_SCHEMA = pa.schema(
     [
         ("id", pa.string()),
@@ -726,7 +729,7 @@ def read_parquet(
         raise CdrError(f"{path} is not a corpus: turns are {item}, they must be struct<role, text, speaker> of text")
     return Reader(_parquet_rows(file, path), _from_row, on_error, on_duplicate)
 
-# %% ../../nbs/core/02_io.ipynb #4ba5314f
+# %% ../../nbs/core/02_io.ipynb #191d9326
 TASK_AREAS = (
     "Emotion & Feedback",
     "Intent & Purpose",
@@ -923,7 +926,7 @@ class Collection:
 def _grade(grade: Any) -> float:
     return grade if isinstance(grade, (int, float, np.number)) and not isinstance(grade, bool) else 0
 
-# %% ../../nbs/core/02_io.ipynb #ae5ef384
+# %% ../../nbs/core/02_io.ipynb #709fde14
 _TAG = re.compile(rf"^({'|'.join(ROLES)}): ?", re.MULTILINE)
 _INNER_TAG = re.compile(rf"\n(?:{'|'.join(ROLES)}):")
 
@@ -946,7 +949,7 @@ def reads_back(conversation: Conversation) -> bool:
     "Whether roles and texts survive being rendered and parsed: no message has a later line that begins like a turn."
     return not any(_INNER_TAG.search(turn.text) for turn in conversation.turns)
 
-# %% ../../nbs/core/02_io.ipynb #f6463491
+# %% ../../nbs/core/02_io.ipynb #faf972e1
 NUMBER_IDS = ("refuse", "text")
 
 
@@ -974,8 +977,8 @@ def _object_pairs(path: Path) -> _Pairs:
     return found
 
 
-def _kind(value: Any) -> str:
-    "What a JSON value is, in words."
+def kind_of(value: Any) -> str:
+    "What a JSON value is, in words, for messages."
     if isinstance(value, (_Pairs, Mapping)):
         return "an object"
     return {str: "text", bool: "a truth value", int: "a number", float: "a number", list: "a list"}.get(type(value), "null")
@@ -985,8 +988,8 @@ class _Ledger:
     "Where the readers of a test collection put counts and rejects."
 
     def __init__(self, on_error: str, surrogates: str):
-        self.on_error = _choice("on_error", on_error, ON_ERROR)
-        self.surrogates = _choice("surrogates", surrogates, SURROGATES)
+        self.on_error = one_of("on_error", on_error, ON_ERROR)
+        self.surrogates = one_of("surrogates", surrogates, SURROGATES)
         self.counts: Counter[str] = Counter()
         self.rejects = Rejects()
 
@@ -1015,7 +1018,7 @@ class _Ledger:
         for id, text in pairs:
             try:
                 if not isinstance(text, str):
-                    raise BadRecord(f"{_kind(text)}, not text")
+                    raise BadRecord(f"{kind_of(text)}, not text")
                 id, text = self.whole([id, text])
                 if id in found and found[id] != text:
                     raise BadRecord(f"the id {id!r} stands for two different texts")
@@ -1042,14 +1045,14 @@ def read_cdr(
     number_ids: str = "refuse",  # a number among the relevant ids: "refuse" it, or take it as "text"
 ) -> Collection:  # not validated yet
     "Read a test collection in the layout of the published CDR benchmark."
-    _choice("number_ids", number_ids, NUMBER_IDS)
+    one_of("number_ids", number_ids, NUMBER_IDS)
     folder, ledger = Path(folder), _Ledger(on_error, surrogates)
     paths = {name: folder / f"{name}.json" for name in ("corpus", "queries", "relevant_docs", "tasks")}
 
     def parse(record: Record, _: Counter) -> Conversation:
         id, text = record.value["id"], record.value["text"]
         if not isinstance(text, str):
-            raise BadRecord(f"{_kind(text)}, not text")
+            raise BadRecord(f"{kind_of(text)}, not text")
         id, text = ledger.whole([id, text])
         return Conversation(id, parse_turns(text))
 
@@ -1062,7 +1065,7 @@ def read_cdr(
     path, lists = paths["relevant_docs"], {}
     for query, ids in _object_pairs(path):
         if isinstance(ids, _Pairs) or not isinstance(ids, list):
-            ledger.reject(path, query, f"{_kind(ids)}, not a list of conversation ids", ids)
+            ledger.reject(path, query, f"{kind_of(ids)}, not a list of conversation ids", ids)
         elif lists.setdefault(query, ids) != ids:
             ledger.reject(path, query, f"the query {query!r} has two different lists", ids)
         else:
@@ -1075,7 +1078,7 @@ def read_cdr(
                         continue
                     id = str(id)
                 if not isinstance(id, str):
-                    ledger.reject(path, query, f"a relevant id is {_kind(id)}, not text", ids)
+                    ledger.reject(path, query, f"a relevant id is {kind_of(id)}, not text", ids)
                     continue
                 ledger.counts["repeated_judgements"] += id in grades
                 grades[id] = 1
@@ -1090,7 +1093,7 @@ def write_cdr(
     on_loss: str = "raise",  # messages that would not read back, grades other than 1: "raise", or write and "report" them
 ) -> dict[str, list[str] | int]:  # `messages` and `grades` name ids; the rest counts what the layout has no place for
     "Write a test collection in the CDR layout, all files or none; says what the layout could not hold."
-    _choice("on_loss", on_loss, ("raise", "report"))
+    one_of("on_loss", on_loss, ("raise", "report"))
     conversations = _writable(collection)
     turns = [turn for conversation in conversations for turn in conversation.turns]
     losses: dict[str, list[str] | int] = {
@@ -1136,7 +1139,7 @@ def _write_all(contents: Mapping[Path, bytes]) -> None:
         for path, data in contents.items():
             stack.enter_context(_replacing(path)).write_bytes(data)
 
-# %% ../../nbs/core/02_io.ipynb #fe7aa458
+# %% ../../nbs/core/02_io.ipynb #2eb50f74
 def _beir_metadata(conversation: Conversation) -> dict:
     row = conversation.to_dict()
     if reads_back(conversation) and not any(turn.speaker is not None or turn.meta for turn in conversation.turns):
@@ -1147,13 +1150,13 @@ def _beir_metadata(conversation: Conversation) -> dict:
 
 def _from_beir(row: Any, plain_role: str | None) -> Conversation:
     if not isinstance(row, Mapping):
-        raise BadRecord(f"{_kind(row)}, not an object")
+        raise BadRecord(f"{kind_of(row)}, not an object")
     for name in ("_id", "text"):
         if not isinstance(row.get(name), str):
-            raise BadRecord(f"{name} is {_kind(row[name])}, not text" if name in row else f"{name} is missing")
+            raise BadRecord(f"{name} is {kind_of(row[name])}, not text" if name in row else f"{name} is missing")
     extra = row.get("metadata") or {}
     if not isinstance(extra, Mapping):
-        raise BadRecord(f"metadata is {_kind(extra)}, not an object")
+        raise BadRecord(f"metadata is {kind_of(extra)}, not an object")
     ours = {name: extra[name] for name in ("turns", "source", "meta", "labels") if name in extra}
     meta = dict(ours.pop("meta", None) or {})
     meta.update({name: value for name, value in extra.items() if name not in ("turns", "source", "meta", "labels")})
@@ -1202,7 +1205,7 @@ def read_beir(
 ) -> Collection:  # not validated yet
     "Read a test collection in BEIR layout."
     if plain_role is not None:
-        _choice("plain_role", plain_role, ROLES)
+        one_of("plain_role", plain_role, ROLES)
     folder, ledger = Path(folder), _Ledger(on_error, surrogates)
     path = folder / "qrels" / f"{split}.tsv"
     if not path.is_file():
@@ -1271,7 +1274,7 @@ def write_beir(
     }
     _write_all(contents)
 
-# %% ../../nbs/core/02_io.ipynb #7bc87d03
+# %% ../../nbs/core/02_io.ipynb #06f137bd
 _TREC_SPACE = re.compile(r"[ \t\v\f\r\n]+")
 
 
@@ -1288,7 +1291,7 @@ def read_qrels(
     "Read TREC judgements; a line that says the same again is reported in a warning, one that disagrees is an error."
     qrels: dict[str, dict[str, int]] = {}
     repeats = 0
-    with _open_bytes(existing_file(path)) as file:
+    with open_bytes(existing_file(path)) as file:
         for number, line in enumerate(file, 1):
             try:
                 text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip(" \t\v\f\r\n")
@@ -1323,7 +1326,7 @@ def write_qrels(qrels: Mapping[str, Mapping[str, int]], path: str | Path) -> Non
     with _replacing(path) as temporary, open(temporary, "wb") as file, _gzip_writer(file, path) as packed:
         packed.write("".join(lines).encode())
 
-# %% ../../nbs/core/02_io.ipynb #3315721b
+# %% ../../nbs/core/02_io.ipynb #d0e5a901
 def read_collection(
     folder: str | Path,  # in CDR or BEIR layout
     on_error: str = "raise",  # as in `read_cdr`
