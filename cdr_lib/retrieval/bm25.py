@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['tokenize', 'BM25']
 
-# %% ../../nbs/retrieval/02_bm25.ipynb #9f09015e
+# %% ../../nbs/retrieval/02_bm25.ipynb #87bc9819
 import re
 import unicodedata
 from array import array
@@ -16,9 +16,9 @@ import numpy as np
 from scipy import sparse
 
 from ..core.config import CdrError
-from .run import Hits, id_places, ranking
+from .run import Hits, first_units, id_places, ranking
 
-# %% ../../nbs/retrieval/02_bm25.ipynb #3de420b6
+# %% ../../nbs/retrieval/02_bm25.ipynb #4d865139
 _ASCII_WORD, _WORD = re.compile(r"[a-z0-9]+"), re.compile(r"[^\W_]+")
 # Han, kana, Thai, Lao, Burmese, Khmer.
 _SPACELESS = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3005-\u3007\u3040-\u30ff\u31f0-\u31ff" \
@@ -54,7 +54,7 @@ def tokenize(text: str) -> list[str]:
                 tokens.append(piece)
     return tokens
 
-# %% ../../nbs/retrieval/02_bm25.ipynb #1a7c3f76
+# %% ../../nbs/retrieval/02_bm25.ipynb #cf5702de
 class BM25:
     "A lexical index of texts."
 
@@ -121,7 +121,7 @@ class BM25:
     def topk(
         self,
         queries: Sequence[str],
-        conversation: np.ndarray,  # int [units], never decreasing: the conversation of each unit
+        conversation: np.ndarray,  # int [units], the conversation of each unit; those of one stand together
         conversation_ids: Sequence[str],  # distinct
         k: int = 100,  # conversations to keep per query
         exclude: np.ndarray | None = None,  # int [pairs, 2] of (query, unit) that must not match
@@ -133,7 +133,7 @@ class BM25:
         if k < 1:
             raise CdrError(f"k={k}: at least one hit per query must be asked for")
         places = id_places(conversation_ids)
-        first = np.flatnonzero(np.diff(conversation, prepend=-1))
+        first = first_units(conversation)
         owner, sizes = conversation[first], np.diff(np.append(first, self.n_units))
         banned: dict[int, list[int]] = {}
         for row, unit in (exclude if exclude is not None else ()):
@@ -151,7 +151,7 @@ class BM25:
                           _first_best(scores, first[hits], sizes[hits], peaks[hits])))
         return Hits(*(np.concatenate(column) for column in zip(*found)))
 
-# %% ../../nbs/retrieval/02_bm25.ipynb #3401c479
+# %% ../../nbs/retrieval/02_bm25.ipynb #0fda5bba
 def _first_best(scores: np.ndarray, first: np.ndarray, sizes: np.ndarray, peaks: np.ndarray) -> np.ndarray:
     ends = np.cumsum(sizes)
     units = np.repeat(first - (ends - sizes), sizes) + np.arange(sizes.sum())
