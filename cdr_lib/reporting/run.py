@@ -6,7 +6,7 @@
 __all__ = ['Job', 'Profile', 'profiles_path', 'load_profiles', 'load_profile', 'Task', 'plan', 'missing_data', 'publishable',
            'fingerprint', 'run_profile', 'exit_code']
 
-# %% ../../nbs/reporting/02_run.ipynb #0be521e2
+# %% ../../nbs/reporting/02_run.ipynb #55458c41
 import itertools
 import json
 import os
@@ -39,7 +39,7 @@ from cdr_lib.reporting.provenance import (
     read_record, tree_hash,
 )
 
-# %% ../../nbs/reporting/02_run.ipynb #725063a3
+# %% ../../nbs/reporting/02_run.ipynb #4ae0a5d8
 @dataclass(frozen=True)
 class Job:
     "One report notebook with its parameters."
@@ -94,7 +94,7 @@ class Profile:
         "Where its results lie."
         return reports_dir() / self.name
 
-# %% ../../nbs/reporting/02_run.ipynb #e9bba4ea
+# %% ../../nbs/reporting/02_run.ipynb #afbca8a0
 class _Yaml(yaml.SafeLoader):
     def construct_mapping(self, node, deep=False):
         keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
@@ -168,7 +168,7 @@ def _profile(name: str, entry: Any, where: str) -> Profile:
         jobs.append(Job(job, **spec))
     return Profile(name, tuple(jobs), entry.get("title") or "")
 
-# %% ../../nbs/reporting/02_run.ipynb #f8f59b07
+# %% ../../nbs/reporting/02_run.ipynb #349b75bc
 @dataclass(frozen=True)
 class Task:
     "One run of one notebook."
@@ -304,7 +304,7 @@ def missing_data(
             missing.append(name)
     return missing
 
-# %% ../../nbs/reporting/02_run.ipynb #2af84892
+# %% ../../nbs/reporting/02_run.ipynb #fa83829d
 def publishable(
     notebook: Mapping,  # executed, nbformat 4
     scrubber: Scrubber,
@@ -368,10 +368,12 @@ def _scrub_output(output: dict, scrubber: Scrubber) -> dict | None:
         kept["data"] = {kind: value if _BINARY.match(kind) else scrubber.tree(value) for kind, value in data.items()}
     return kept
 
-# %% ../../nbs/reporting/02_run.ipynb #a66dee0e
+# %% ../../nbs/reporting/02_run.ipynb #d1c2a5bc
 def _child() -> None:
     "Entry of the child process: a task as JSON on standard input, messages as JSON lines on standard output."
     spec = json.load(sys.stdin)
+    # jsonschema builds a grammar for international addresses when it finds this package: a second for nothing.
+    sys.modules["rfc3987_syntax"] = None
     # The kernel inherits standard output: what C code prints there must not mix with messages.
     channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -492,7 +494,7 @@ def _bad_file(paths: Iterable[str], scrubber: Scrubber, notebook: Mapping) -> di
                 return problem("BadJson", str(error))
     return None
 
-# %% ../../nbs/reporting/02_run.ipynb #a5804a9e
+# %% ../../nbs/reporting/02_run.ipynb #95a7564a
 class _Children:
     "Running child processes, and how to end them."
 
@@ -565,7 +567,7 @@ class _Children:
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
 
-# %% ../../nbs/reporting/02_run.ipynb #f81cbf65
+# %% ../../nbs/reporting/02_run.ipynb #ecd276cc
 def fingerprint(
     task: Task,
     needed: Mapping[str, Mapping[str, str]],  # outputs of the tasks that it needs
@@ -637,7 +639,7 @@ def _alone(profile: Profile) -> Iterator[None]:
             raise CdrError(f"profile {profile.name} is being run by another process: wait until it has ended") from error
         yield
 
-# %% ../../nbs/reporting/02_run.ipynb #877b09f7
+# %% ../../nbs/reporting/02_run.ipynb #68cf2a4b
 def run_profile(
     profile: str | Profile,
     only: Iterable[str] | None = None,  # names of jobs; what they need is brought up to date too
@@ -766,7 +768,7 @@ def _preview(profile: Profile, tasks: list[Task], only: list[str] | None, force:
                      "parameters": dict(task.params)})
     return pd.DataFrame(rows, columns=["task", "status", "reason", "notebook", "parameters"])
 
-# %% ../../nbs/reporting/02_run.ipynb #fcd5f321
+# %% ../../nbs/reporting/02_run.ipynb #5ca4be4f
 def _forget_others(profile: Profile, done: Mapping[str, Mapping]) -> None:
     "Tasks that the profile no longer has: remove their states and the files that only they wrote."
     states = _load_states(profile)
