@@ -159,6 +159,17 @@ def test_a_sequence_is_found_whenever_any_choice_of_messages_meets_it(messages, 
         assert made.scrambled(messages) == (not expected and next(orders, None) is not None)
 
 
+@settings(max_examples=200, deadline=None)
+@given(messages_of_any_kind.filter(bool), st.lists(one_step, min_size=1, max_size=3), st.booleans())
+def test_label_passes_over_no_conversation_that_evidence_accepts(messages, steps, ordered):
+    frames = [[{"service": service, "actions": [{"act": action.act, "slot": "", "values": []} for action in actions]}
+               for service, actions in message.frames.items()] for message in messages]
+    conversation = Conversation("c", tuple(Turn(message.role, "", meta={"frames": rows}) for message, rows in zip(messages, frames)))
+    made = LabelQuery("q", "?", TASK_AREAS[0], **{"sequence" if ordered else "anywhere": tuple(steps)})
+    assert annotated(conversation) == messages
+    assert label([conversation], [made])["q"] == ["c"] * (made.evidence(messages) is not None)
+
+
 def test_never_and_anywhere():
     messages = annotated(BOOKS)
     assert RECOVERY.evidence(messages) == (1, 3)
@@ -327,8 +338,9 @@ def test_judgements_of_conversations_that_were_read(sgd):
 def test_judgements_counted_a_second_way(corpus, sgd):
     "Four queries, written as plain loops over the file."
     expected = {id: set() for id in ("dyn-03", "dyn-35", "dyn-19", "int-32")}
-    for line in open(corpus / "sgd_test.jsonl", encoding="utf-8"):
-        record = json.loads(line)
+    with open(corpus / "sgd_test.jsonl", encoding="utf-8") as file:
+        records = [json.loads(line) for line in file]
+    for record in records:
         turns, id = record["turns"], f"sgd:test:{record['dialogue_id']}"
         rows = [(number, turn["speaker"], frame["service"], action["act"], action["slot"], action["canonical_values"])
                 for number, turn in enumerate(turns) for frame in turn["frames"] for action in frame["actions"]]

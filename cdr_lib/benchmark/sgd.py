@@ -6,7 +6,7 @@
 __all__ = ['ACTS', 'Action', 'Message', 'annotated', 'BadDefinition', 'Condition', 'Step', 'LabelQuery', 'read_label_queries',
            'label', 'build_labelled', 'build_sgd', 'write_labelled']
 
-# %% ../../nbs/benchmark/01_sgd.ipynb #97a856e6
+# %% ../../nbs/benchmark/01_sgd.ipynb #1ecc71a8
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from ..core.conversation import BadRecord, Conversation, content_hash
 from ..core.io import TASK_AREAS, Collection, Reject, Rejects, excerpt, write_cdr
 from ..core.sources import read_sgd
 
-# %% ../../nbs/benchmark/01_sgd.ipynb #e2c2d7ca
+# %% ../../nbs/benchmark/01_sgd.ipynb #d18433a5
 class Action(NamedTuple):
     "One dialogue act of one message, about one service."
 
@@ -62,7 +62,7 @@ def annotated(
         messages.append(Message(turn.role, frames))
     return tuple(messages)
 
-# %% ../../nbs/benchmark/01_sgd.ipynb #d175ff5e
+# %% ../../nbs/benchmark/01_sgd.ipynb #34917737
 ACTS = {
     "user": ("INFORM_INTENT", "AFFIRM_INTENT", "NEGATE_INTENT", "INFORM", "REQUEST", "REQUEST_ALTS", "SELECT", "AFFIRM",
              "NEGATE", "THANK_YOU", "GOODBYE"),
@@ -159,7 +159,7 @@ class Step:
             return service != before
         return self.service in (None, service, service.rpartition("_")[0])
 
-# %% ../../nbs/benchmark/01_sgd.ipynb #b8a4cdaa
+# %% ../../nbs/benchmark/01_sgd.ipynb #30856073
 @dataclass(frozen=True)
 class LabelQuery:
     "An analytical query and the conditions on the annotation that make a conversation relevant to it."
@@ -202,8 +202,10 @@ class LabelQuery:
         return _distinct(places)
 
     @property
-    def _needs(self) -> frozenset[tuple[str, str]]:
-        return frozenset((step.role, condition.act) for step in (*self.sequence, *self.anywhere) for condition in step.conditions)
+    def needs(self) -> frozenset[tuple[str, str, str | None]]:
+        "Speaker, act and service (None: any) without which a conversation cannot be relevant."
+        return frozenset((step.role, condition.act, _loose(step).service)
+                         for step in (*self.sequence, *self.anywhere) for condition in step.conditions)
 
 
 def _find(step: Step, messages: tuple[Message, ...]) -> int | None:
@@ -242,7 +244,7 @@ def _distinct(places: list[set[int]]) -> bool:
 
     return all(place(index, set()) for index in range(len(places)))
 
-# %% ../../nbs/benchmark/01_sgd.ipynb #43944086
+# %% ../../nbs/benchmark/01_sgd.ipynb #be8e54f4
 class _StrictLoader(yaml.SafeLoader):
     "YAML whose mappings refuse a repeated key, which would silently lose a query."
 
@@ -273,7 +275,7 @@ def read_label_queries(
                 if id in queries:
                     raise BadDefinition(f"{id!r} occurs in two areas")
                 if unknown := set(entry) - {"text", "sequence", "anywhere", "never"}:
-                    raise BadDefinition(f"{id}: unknown field {sorted(unknown)[0]!r}")
+                    raise BadDefinition(f"{id}: unknown field {min(unknown)!r}")
                 if not isinstance(entry.get("text"), str) or not entry["text"].strip():
                     raise BadDefinition(f"{id}: no text")
                 steps = {name: tuple(Step.parse(line) for line in entry.get(name) or ()) for name in ("sequence", "anywhere", "never")}
@@ -286,7 +288,7 @@ def read_label_queries(
         raise BadDefinition(f"{path}: not of the form area -> id -> text and conditions ({error})") from error
     return list(queries.values())
 
-# %% ../../nbs/benchmark/01_sgd.ipynb #5ab771eb
+# %% ../../nbs/benchmark/01_sgd.ipynb #1036504d
 def _plain_words(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.casefold()))
 
@@ -297,11 +299,12 @@ def label(
 ) -> dict[str, list[str]]:  # query id -> ids of the relevant conversations, in the order given
     "Judge every conversation for every query by its annotation alone."
     queries = list(queries)
-    needs = {query.id: query._needs for query in queries}
+    needs = {query.id: query.needs for query in queries}
     relevant: dict[str, list[str]] = {query.id: [] for query in queries}
     for conversation in conversations:
         messages = annotated(conversation)
-        acts = {(message.role, action.act) for message in messages for actions in message.frames.values() for action in actions}
+        acts = {(message.role, action.act, name) for message in messages for service, actions in message.frames.items()
+                for name in (service, service.rpartition("_")[0], None) for action in actions}
         for query in queries:
             if needs[query.id] <= acts and query.evidence(messages) is not None:
                 relevant[query.id].append(conversation.id)
@@ -362,7 +365,7 @@ def _refuse_giveaways(queries: list[LabelQuery], conversations: Iterable[Convers
                 raise BadDefinition(f"{id}: the text of the query stands in conversation {conversation.id}, so a search for "
                                     "words would find it: reword the query")
 
-# %% ../../nbs/benchmark/01_sgd.ipynb #c723e5fe
+# %% ../../nbs/benchmark/01_sgd.ipynb #f74b217a
 def build_sgd(
     path: str | Path,  # the annotated dialogues, as `read_sgd` takes them
     seed: int = 0,  # of the sample; without `n_conversations` nothing is random
@@ -390,7 +393,7 @@ def write_labelled(
     "Write a labelled set in CDR layout with the condition of each query beside it."
     definitions = {query.id: query.to_dict() for query in queries if query.id in collection.queries}
     if missing := set(collection.queries) - set(definitions):
-        raise CdrError(f"no definition for {len(missing):,} queries, such as {sorted(missing)[0]!r}")
+        raise CdrError(f"no definition for {len(missing):,} queries, such as {min(missing)!r}")
     write_cdr(collection, folder)
     write_json(Path(folder) / "definitions.json", definitions)
     return Path(folder)
