@@ -7,7 +7,7 @@ __all__ = ['SECTIONS', 'SKIPPED', 'DIRECTIVES', 'SiteError', 'Page', 'find_pages
            'execute_all', 'Converter', 'section_pages', 'api_pages', 'report_pages', 'check_site', 'build_site',
            'flatten', 'readme', 'write_readme', 'notebook_map', 'main']
 
-# %% ../../nbs/reporting/09_site.ipynb #1b2a1a9a
+# %% ../../nbs/reporting/09_site.ipynb #2b7f26f9
 import ast
 import os
 import re
@@ -33,7 +33,7 @@ from ..core.config import CdrError, cache_dir, file_hash, project_root, read_jso
 from ..core.conversation import escape_md
 from .api import Module, literal_md, module_md, read_package, summary_md
 
-# %% ../../nbs/reporting/09_site.ipynb #07916e8e
+# %% ../../nbs/reporting/09_site.ipynb #b0042035
 class SiteError(CdrError):
     "The site cannot be built as it is: the message lists every reason that was found."
 
@@ -94,7 +94,7 @@ def find_pages(
     return sorted(pages, key=lambda page: (page.name != "index", page.section == "",
                                            order.index(page.section) if page.section in order else len(order), page.name))
 
-# %% ../../nbs/reporting/09_site.ipynb #a231bf11
+# %% ../../nbs/reporting/09_site.ipynb #ad093490
 # Flags of cells that need more than a bare machine (settings.ini, tst_flags).
 SKIPPED = ("notest", "slow", "gpu", "net", "llm")
 
@@ -195,7 +195,7 @@ def execute_all(
         raise SiteError("\n\n".join(failures))
     return results
 
-# %% ../../nbs/reporting/09_site.ipynb #4f4289ff
+# %% ../../nbs/reporting/09_site.ipynb #30dd9e19
 DIRECTIVES = frozenset({
     "default_exp", "export", "exports", "exporti", "hide", "hide_input", "hide_output", "eval", *SKIPPED,
     "echo", "output", "include", "code-fold", "code-summary", "fig-cap", "fig-alt", "label"})
@@ -360,7 +360,7 @@ def _shown(output: NotebookNode) -> NotebookNode | None:
         return None
     return nbformat.from_dict({**output, "data": data})
 
-# %% ../../nbs/reporting/09_site.ipynb #e66017a6
+# %% ../../nbs/reporting/09_site.ipynb #6ad3b94f
 def _toctree(names: Sequence[str], caption: str = "", hidden: bool = True) -> str:
     options = [":hidden:"] if hidden else []
     options += [f":caption: {caption}"] if caption else []
@@ -377,7 +377,7 @@ def section_pages(
     pages: Sequence[Page],
     results: Sequence[str] = (),  # addresses of the pages with the report's results
 ) -> dict[str, str]:  # address -> MyST Markdown
-    "The page of every folder of notebooks, and the library's page over those that hold modules."
+    "The page of every folder of notebooks, and the library's page over those of its packages."
     found, library = {}, []
     sections = list(dict.fromkeys(page.section for page in pages if page.section))
     for section in sections:
@@ -387,7 +387,7 @@ def section_pages(
         links = "All results at a glance: " + ", ".join(f"{{doc}}`/{name}`" for name in more) if more else ""
         found[f"{section}/index"] = "\n\n".join([f"# {title}", f"> {blurb}" if blurb else "", links, _cards(inside),
                                                _toctree([f"/{name}" for name in (*more, *(page.name for page in inside))])])
-        if any(page.module for page in inside):
+        if section not in ("tutorials", "reports"):
             library.append(section)
     loose = [page for page in pages if not page.section and page.name != "index"]
     rows = [f"## {SECTIONS.get(section, (section.capitalize(), ''))[0]}\n\n{_cards([page for page in pages if page.section == section])}"
@@ -420,7 +420,7 @@ def api_pages(
                                       _toctree(toc), *tables])
     return found
 
-# %% ../../nbs/reporting/09_site.ipynb #561fa216
+# %% ../../nbs/reporting/09_site.ipynb #a35e0d7d
 def _described(folder: Path, order: Sequence[str]) -> list[tuple[Path, dict]]:
     "Result files that have a description, in the order in which the report made them."
     found = [(path, read_json(path)) for path in folder.glob("*.json")]
@@ -482,7 +482,7 @@ def _provenance_md(manifest: Mapping) -> str:
         runs.append(f"| {' | '.join(escape_md(str(cell)) for cell in cells)} |")
     return "\n\n".join(["# Provenance", "> What every number of the report rests on.", "\n".join(rows), "## Runs", "\n".join(runs)]) + "\n"
 
-# %% ../../nbs/reporting/09_site.ipynb #391d230d
+# %% ../../nbs/reporting/09_site.ipynb #57fe2742
 @dataclass(frozen=True)
 class _Settings:
     title: str
@@ -518,7 +518,8 @@ def _conf(settings: _Settings, mathjax: str) -> str:
         "exclude_patterns": ["_static", "_files"], "html_static_path": ["_static"], "html_theme": "pydata_sphinx_theme",
         "html_theme_options": options, "html_sidebars": {"**": ["sidebar-nav-bs"], "index": []}, "html_context": {"default_mode": "auto"}, 
         "html_show_sourcelink": False, "html_copy_source": False, "html_show_sphinx": False, "templates_path": [],
-        "nb_execution_mode": "off", "nb_render_markdown_format": "gfm", "nb_merge_streams": True,
+        # Quotation marks in conversations stay as they were typed.
+        "smartquotes": False, "nb_execution_mode": "off", "nb_render_markdown_format": "gfm", "nb_merge_streams": True,
         "myst_enable_extensions": ["dollarmath", "amsmath", "colon_fence"], "myst_heading_anchors": 4,
         # `$5 - $6` is not mathematics: no space inside the dollars, no digit after them.
         "myst_dmath_allow_space": False, "myst_dmath_allow_digits": False, "myst_update_mathjax": False,
@@ -576,7 +577,7 @@ def _sphinx(source: Path, work: Path) -> Path:
     write_text(names, listed)
     return html
 
-# %% ../../nbs/reporting/09_site.ipynb #c3aeee9a
+# %% ../../nbs/reporting/09_site.ipynb #db64b99a
 _VOID_OF_TRUST = ("script", "iframe", "object", "embed", "form", "base", "meta")
 
 
@@ -637,7 +638,7 @@ def check_site(
                 problems.append(f"{path.relative_to(folder)}: no place {parts.fragment!r} in {parts.path or 'this page'}")
     return problems
 
-# %% ../../nbs/reporting/09_site.ipynb #8fd081e0
+# %% ../../nbs/reporting/09_site.ipynb #3d5267a9
 def build_site(
     out: str | Path = "_docs",  # replaced as a whole; below the project unless absolute
     execute: bool = True,  # False: pages without outputs, for a quick look
@@ -712,7 +713,7 @@ def _publish(html: Path, out: Path) -> Path:
     shutil.rmtree(old, ignore_errors=True)
     return out
 
-# %% ../../nbs/reporting/09_site.ipynb #7fbeabbc
+# %% ../../nbs/reporting/09_site.ipynb #ae33293e
 def flatten(
     notebook: NotebookNode,  # executed
 ) -> list[str]:  # Markdown, one text a cell
@@ -782,7 +783,7 @@ def notebook_map(
         rows.append(f"| **{title}** | {links} |")
     return "\n".join(["| part | notebooks |", "|---|---|", *rows])
 
-# %% ../../nbs/reporting/09_site.ipynb #bb87224e
+# %% ../../nbs/reporting/09_site.ipynb #10c6e7bd
 def main() -> None:
     "Build the site (`python -m cdr_lib.reporting.site`); an error is one message and exit code 1."
     try:
@@ -790,7 +791,7 @@ def main() -> None:
     except CdrError as error:
         sys.exit(f"{type(error).__name__}: {error}")
 
-# %% ../../nbs/reporting/09_site.ipynb #e0fce979
+# %% ../../nbs/reporting/09_site.ipynb #e3640892
 #| eval: false
 if __name__ == "__main__":
     main()
