@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LEVEL', 'escape_latex', 'Cell', 'Table', 'Experiment', 'experiment']
 
-# %% ../../nbs/evaluation/02_evaluate.ipynb #84418606
+# %% ../../nbs/evaluation/02_evaluate.ipynb #f634a2ce
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from .metrics import MEASURES, BadQrels, coverage, dangling, score_matrix
 from .significance import bootstrap_ci, holm, paired_randomisation
 from ..retrieval.run import Run, read_run
 
-# %% ../../nbs/evaluation/02_evaluate.ipynb #9ccef200
+# %% ../../nbs/evaluation/02_evaluate.ipynb #c5f9723b
 def _alike(
     cube: np.ndarray,  # [systems, queries, measures]; NaN where a system was not run
 ) -> Iterator[tuple[list[int], np.ndarray]]:  # systems with the same queries, scores [queries, systems*measures]
@@ -74,7 +74,7 @@ def _differences(
             found[name][systems] = np.reshape(row, (len(systems), -1))
     return found
 
-# %% ../../nbs/evaluation/02_evaluate.ipynb #768056e8
+# %% ../../nbs/evaluation/02_evaluate.ipynb #9d954a83
 _LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
           "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
           "|": r"\textbar{}", "▲": r"$^{\uparrow}$", "▼": r"$^{\downarrow}$", "‡": r"$^{\ddagger}$", "–": "--"}
@@ -165,7 +165,7 @@ class Table:
     def _repr_markdown_(self) -> str:
         return self.to_markdown()
 
-# %% ../../nbs/evaluation/02_evaluate.ipynb #2792130f
+# %% ../../nbs/evaluation/02_evaluate.ipynb #2f1b1933
 LEVEL = 0.05  # of the tests; intervals cover 1 - LEVEL
 
 
@@ -285,7 +285,7 @@ class Experiment:
 
     def _notes(self, by_area: str | None) -> Iterator[str]:
         "What a reader must know about the numbers."
-        yield f"{f'{by_area}, means' if by_area else 'Means'} over {len(self.queries):,} queries."
+        yield f"{f'{by_area}, means' if by_area else 'Means'} over judged queries: {len(self.queries):,}."
         if self.baseline:
             yield (f"▲ better, ▼ worse than {_label(self.baseline)} at {LEVEL} (paired randomisation test, "
                    "Holm's correction over all comparisons of a measure).")
@@ -297,10 +297,10 @@ class Experiment:
                 yield (f"‡ {_label(key)} is incomplete: over {part}{done.sum():,} of {len(done):,} queries; "
                        "means over different queries are not comparable.")
             if missing:
-                yield f"{_label(key)}: {len(missing):,} queries without a result score 0."
+                yield f"{_label(key)}: queries without a result, which score 0: {len(missing):,}."
         if self.dangling:
-            yield (f"{len(self.dangling):,} judgements name conversations outside the corpus, such as "
-                   f"{self.dangling[0][1]}: no system can find them.")
+            yield (f"Judgements of conversations outside the corpus, which no system can find: {len(self.dangling):,}, "
+                   f"such as {self.dangling[0][1]}.")
 
     def to_markdown(self, measures: Sequence[str] | None = None, by_area: str | None = None) -> str:
         "`table` as Markdown."
@@ -423,7 +423,7 @@ def _category(labels: Sequence[str], codes: np.ndarray) -> pd.Categorical:
     places = np.array([names[label] for label in labels])
     return pd.Categorical.from_codes(places[codes], list(names), ordered=True)
 
-# %% ../../nbs/evaluation/02_evaluate.ipynb #3a786423
+# %% ../../nbs/evaluation/02_evaluate.ipynb #b9cff7b1
 def experiment(
     systems: Mapping[str, Run | str | Path | Mapping[str, Run | str | Path]],  # name -> run or file, or see above
     qrels: Mapping[str, Mapping[str, int]],  # query -> conversation -> grade

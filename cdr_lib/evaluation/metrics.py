@@ -6,7 +6,7 @@
 __all__ = ['FAMILIES', 'CUTOFFS', 'MEASURES', 'UnknownMeasure', 'parse_measure', 'BadQrels', 'check_qrels', 'score_matrix',
            'score_run', 'Coverage', 'coverage', 'dangling']
 
-# %% ../../nbs/evaluation/00_metrics.ipynb #d5f0a84d
+# %% ../../nbs/evaluation/00_metrics.ipynb #d8921b3b
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ import pytrec_eval
 from ..core.config import CdrError
 from ..retrieval.run import Run
 
-# %% ../../nbs/evaluation/00_metrics.ipynb #ca6a684e
+# %% ../../nbs/evaluation/00_metrics.ipynb #83386947
 FAMILIES = {
     "Success": "1 if one of the first k conversations is relevant, else 0 (the paper's Accuracy)",
     "P": "share of relevant conversations among the first k; always divided by k",
@@ -52,7 +52,7 @@ def parse_measure(
         raise UnknownMeasure(f"{name} needs a cut-off such as {name}@10; without one: {', '.join(_UNCUT)}")
     return match[1], int(match[2]) if match[2] else None
 
-# %% ../../nbs/evaluation/00_metrics.ipynb #5dca99cd
+# %% ../../nbs/evaluation/00_metrics.ipynb #fc0ea7c3
 _MAX_GAIN = 2 ** 16  # trec_eval walks through all gains up to the largest, for every query
 
 
@@ -97,7 +97,7 @@ def check_qrels(
         raise BadQrels(f"{len(hopeless)} of {len(qrels)} queries have no relevant conversation, so that no ranking "
                        f"could score on them: {_some(hopeless)}; remove them from the benchmark")
 
-# %% ../../nbs/evaluation/00_metrics.ipynb #6b372d74
+# %% ../../nbs/evaluation/00_metrics.ipynb #377d30c3
 _TREC_NAMES = {"Success": "success", "P": "P", "R": "recall", "nDCG": "ndcg_cut", "RR": "recip_rank"}
 
 
@@ -105,7 +105,9 @@ def _gain(grade: int, family: str) -> int:
     "What a relevant conversation of this grade adds to the gain in this family."
     if grade < 1:
         return 0
-    return {"nDCG-exp": 2 ** int(grade) - 1, "nDCG-binary": 1}.get(family, int(grade))
+    if family == "nDCG-exp":
+        return 2 ** min(int(grade), 64) - 1  # far beyond what is allowed, and still quick to compute
+    return 1 if family == "nDCG-binary" else int(grade)
 
 
 def _trec_eval(
@@ -201,7 +203,7 @@ def score_run(
                          "measure": pd.Categorical.from_codes(columns, list(measures), ordered=True),
                          "value": values.ravel()})
 
-# %% ../../nbs/evaluation/00_metrics.ipynb #2cd3eba6
+# %% ../../nbs/evaluation/00_metrics.ipynb #64900dad
 @dataclass(frozen=True)
 class Coverage:
     "How a run and the judgements fit together."
