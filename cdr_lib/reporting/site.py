@@ -7,7 +7,7 @@ __all__ = ['SECTIONS', 'SKIPPED', 'DIRECTIVES', 'SiteError', 'Page', 'find_pages
            'execute_all', 'Converter', 'section_pages', 'api_pages', 'report_pages', 'check_site', 'build_site',
            'flatten', 'readme', 'write_readme', 'notebook_map', 'main']
 
-# %% ../../nbs/reporting/09_site.ipynb #2b7f26f9
+# %% ../../nbs/reporting/09_site.ipynb #e901c082
 import ast
 import os
 import re
@@ -33,7 +33,7 @@ from ..core.config import CdrError, cache_dir, file_hash, project_root, read_jso
 from ..core.conversation import escape_md
 from .api import Module, literal_md, module_md, read_package, summary_md
 
-# %% ../../nbs/reporting/09_site.ipynb #b0042035
+# %% ../../nbs/reporting/09_site.ipynb #7a98d2a0
 class SiteError(CdrError):
     "The site cannot be built as it is: the message lists every reason that was found."
 
@@ -94,7 +94,7 @@ def find_pages(
     return sorted(pages, key=lambda page: (page.name != "index", page.section == "",
                                            order.index(page.section) if page.section in order else len(order), page.name))
 
-# %% ../../nbs/reporting/09_site.ipynb #ad093490
+# %% ../../nbs/reporting/09_site.ipynb #03690ae1
 # Flags of cells that need more than a bare machine (settings.ini, tst_flags).
 SKIPPED = ("notest", "slow", "gpu", "net", "llm")
 
@@ -195,7 +195,7 @@ def execute_all(
         raise SiteError("\n\n".join(failures))
     return results
 
-# %% ../../nbs/reporting/09_site.ipynb #30dd9e19
+# %% ../../nbs/reporting/09_site.ipynb #e38bf0ba
 DIRECTIVES = frozenset({
     "default_exp", "export", "exports", "exporti", "hide", "hide_input", "hide_output", "eval", *SKIPPED,
     "echo", "output", "include", "code-fold", "code-summary", "fig-cap", "fig-alt", "label"})
@@ -360,7 +360,7 @@ def _shown(output: NotebookNode) -> NotebookNode | None:
         return None
     return nbformat.from_dict({**output, "data": data})
 
-# %% ../../nbs/reporting/09_site.ipynb #6ad3b94f
+# %% ../../nbs/reporting/09_site.ipynb #d73a554f
 def _toctree(names: Sequence[str], caption: str = "", hidden: bool = True) -> str:
     options = [":hidden:"] if hidden else []
     options += [f":caption: {caption}"] if caption else []
@@ -370,7 +370,12 @@ def _toctree(names: Sequence[str], caption: str = "", hidden: bool = True) -> st
 def _cards(pages: Sequence[Page]) -> str:
     cards = [f":::{{grid-item-card}} {literal_md(page.title)}\n:link: /{page.name}\n:link-type: doc\n\n{literal_md(page.blurb)}\n:::"
              for page in pages]
-    return "\n".join(["::::{grid} 1 1 2 2", ":gutter: 3", "", *cards, "::::"])
+    return "\n".join(["::::{grid} 1 1 2 2", ":gutter: 3", "", *cards, "::::"]) if cards else ""
+
+
+def _sections(pages: Sequence[Page], results: Sequence[str]) -> list[str]:
+    found = [page.section for page in pages if page.section] + [name.partition("/")[0] for name in results]
+    return list(dict.fromkeys(found))
 
 
 def section_pages(
@@ -379,8 +384,7 @@ def section_pages(
 ) -> dict[str, str]:  # address -> MyST Markdown
     "The page of every folder of notebooks, and the library's page over those of its packages."
     found, library = {}, []
-    sections = list(dict.fromkeys(page.section for page in pages if page.section))
-    for section in sections:
+    for section in _sections(pages, results):
         inside = [page for page in pages if page.section == section]
         title, blurb = SECTIONS.get(section, (section.capitalize(), ""))
         more = [name for name in results if name.startswith(f"{section}/")]
@@ -395,7 +399,7 @@ def section_pages(
     found["library"] = "\n\n".join([
         "# Library", "> The notebooks that the package is exported from, from the ground up: read them in this order.",
         _toctree([*(f"/{section}/index" for section in library), *(f"/{page.name}" for page in loose)]), *rows,
-        *([_cards(loose)] if loose else [])])
+        _cards(loose)])
     return found
 
 
@@ -420,7 +424,7 @@ def api_pages(
                                       _toctree(toc), *tables])
     return found
 
-# %% ../../nbs/reporting/09_site.ipynb #a35e0d7d
+# %% ../../nbs/reporting/09_site.ipynb #8d55bd6b
 def _described(folder: Path, order: Sequence[str]) -> list[tuple[Path, dict]]:
     "Result files that have a description, in the order in which the report made them."
     found = [(path, read_json(path)) for path in folder.glob("*.json")]
@@ -482,7 +486,7 @@ def _provenance_md(manifest: Mapping) -> str:
         runs.append(f"| {' | '.join(escape_md(str(cell)) for cell in cells)} |")
     return "\n\n".join(["# Provenance", "> What every number of the report rests on.", "\n".join(rows), "## Runs", "\n".join(runs)]) + "\n"
 
-# %% ../../nbs/reporting/09_site.ipynb #57fe2742
+# %% ../../nbs/reporting/09_site.ipynb #6cb3cfb0
 @dataclass(frozen=True)
 class _Settings:
     title: str
@@ -577,7 +581,7 @@ def _sphinx(source: Path, work: Path) -> Path:
     write_text(names, listed)
     return html
 
-# %% ../../nbs/reporting/09_site.ipynb #db64b99a
+# %% ../../nbs/reporting/09_site.ipynb #074e746a
 _VOID_OF_TRUST = ("script", "iframe", "object", "embed", "form", "base", "meta")
 
 
@@ -638,7 +642,7 @@ def check_site(
                 problems.append(f"{path.relative_to(folder)}: no place {parts.fragment!r} in {parts.path or 'this page'}")
     return problems
 
-# %% ../../nbs/reporting/09_site.ipynb #3d5267a9
+# %% ../../nbs/reporting/09_site.ipynb #ee962b1c
 def build_site(
     out: str | Path = "_docs",  # replaced as a whole; below the project unless absolute
     execute: bool = True,  # False: pages without outputs, for a quick look
@@ -653,7 +657,8 @@ def build_site(
     modules = read_package(root / settings.package)
     converter = Converter(root, pages, modules, settings.url)
     notebooks = _notebooks(pages, root, work / "executed", execute, workers)
-    parts = {page.section for page in pages}
+    results, copies = report_pages(root)
+    parts = _sections(pages, results)
     tree = _toctree([*(["/tutorials/index"] if "tutorials" in parts else []), "/library",
                      *(["/reports/index"] if "reports" in parts else []), "/api/index"])
     files: dict[str, str | Path] = {}
@@ -668,7 +673,6 @@ def build_site(
             failures.append(str(error))
     if failures:
         raise SiteError("\n".join(failures))
-    results, copies = report_pages(root)
     generated = section_pages(pages, results) | api_pages(modules, settings.url, converter.labels) | results
     files |= {f"{name}.md": text for name, text in generated.items()}
     files |= converter.assets | copies
@@ -713,7 +717,7 @@ def _publish(html: Path, out: Path) -> Path:
     shutil.rmtree(old, ignore_errors=True)
     return out
 
-# %% ../../nbs/reporting/09_site.ipynb #ae33293e
+# %% ../../nbs/reporting/09_site.ipynb #8087c092
 def flatten(
     notebook: NotebookNode,  # executed
 ) -> list[str]:  # Markdown, one text a cell
@@ -783,7 +787,7 @@ def notebook_map(
         rows.append(f"| **{title}** | {links} |")
     return "\n".join(["| part | notebooks |", "|---|---|", *rows])
 
-# %% ../../nbs/reporting/09_site.ipynb #10c6e7bd
+# %% ../../nbs/reporting/09_site.ipynb #fe8e1ecb
 def main() -> None:
     "Build the site (`python -m cdr_lib.reporting.site`); an error is one message and exit code 1."
     try:
@@ -791,7 +795,7 @@ def main() -> None:
     except CdrError as error:
         sys.exit(f"{type(error).__name__}: {error}")
 
-# %% ../../nbs/reporting/09_site.ipynb #e3640892
+# %% ../../nbs/reporting/09_site.ipynb #ee0e9794
 #| eval: false
 if __name__ == "__main__":
     main()
