@@ -92,9 +92,9 @@ def test_MET_02_no_measure_depends_on_its_company(measure):
 # -- MET-03: duplicates -------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("retrieved, gold, k, expected", [
-    (["a", "a"], ["a"], 2, dict(recall_2=1.0, ndcg_2=1.0, p_2=0.5)),
-    (["a", "a", "b"], ["a", "c"], 3, dict(recall_3=0.5, ndcg_3=0.613147, p_3=0.333333, mrr=1.0)),
-    (["a"], ["a", "a"], 1, dict(recall_1=1.0, ndcg_1=1.0, p_1=1.0)),
+    (["a", "a"], ["a"], 2, {"recall_2": 1.0, "ndcg_2": 1.0, "p_2": 0.5}),
+    (["a", "a", "b"], ["a", "c"], 3, {"recall_3": 0.5, "ndcg_3": 0.613147, "p_3": 0.333333, "mrr": 1.0}),
+    (["a"], ["a", "a"], 1, {"recall_1": 1.0, "ndcg_1": 1.0, "p_1": 1.0}),
 ])
 def test_MET_03_the_same_conversation_twice_counts_once(retrieved, gold, k, expected):
     check(ordered(*retrieved), relevant(*gold), **expected)

@@ -320,7 +320,7 @@ def test_results_do_not_depend_on_the_order_or_company_of_systems(bench, result)
 
 
 def test_runs_may_be_files(bench, tmp_path):
-    systems, qrels, areas = bench
+    systems, qrels, _areas = bench
     for suffix in ("run", "run.gz"):
         path = write_run(systems["base"], tmp_path / f"base.{suffix}")
         assert experiment({"base": path}, qrels).scores.tolist() == experiment({"base": systems["base"]}, qrels).scores.tolist()
@@ -358,10 +358,10 @@ def test_an_incomplete_system_is_tested_on_common_queries(bench):
 
 
 @pytest.mark.parametrize("options, words", [
-    (dict(measures=["nope"]), "unknown measure"), (dict(measures=["P@1", "P@1"]), "named twice"),
-    (dict(measures=[]), "no measure"), (dict(baseline="model"), "several granularities"),
-    (dict(baseline="Base"), "not among"), (dict(baseline=("model", "window")), "not among"),
-    (dict(areas={"q00": "t1"}), "59 of 60"), (dict(area_order=["t1"]), "area_order lacks 't2', 't3'"),
+    ({"measures": ["nope"]}, "unknown measure"), ({"measures": ["P@1", "P@1"]}, "named twice"),
+    ({"measures": []}, "no measure"), ({"baseline": "model"}, "several granularities"),
+    ({"baseline": "Base"}, "not among"), ({"baseline": ("model", "window")}, "not among"),
+    ({"areas": {"q00": "t1"}}, "59 of 60"), ({"area_order": ["t1"]}, "area_order lacks 't2', 't3'"),
 ])
 def test_bad_requests_are_refused(bench, options, words):
     systems, qrels, areas = bench
@@ -376,7 +376,7 @@ def test_bad_systems_are_refused(bench, systems):
 
 
 def test_questions_without_an_answer_say_what_to_do(bench):
-    systems, qrels, areas = bench
+    systems, qrels, _areas = bench
     plain = experiment({"base": systems["base"]}, qrels, ["P@5"])
     for call, words in ((plain.significance, "baseline"), (plain.by_area, "areas"),
                         (lambda: plain.table(by_area="P@5"), "areas"), (lambda: plain.summary(["P@1"]), "was not measured")):
