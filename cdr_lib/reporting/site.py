@@ -7,8 +7,9 @@ __all__ = ['SECTIONS', 'SKIPPED', 'DIRECTIVES', 'SiteError', 'Page', 'find_pages
            'execute_all', 'Converter', 'section_pages', 'api_pages', 'report_pages', 'check_site', 'build_site',
            'flatten', 'readme', 'write_readme', 'notebook_map', 'main']
 
-# %% ../../nbs/reporting/09_site.ipynb #e901c082
+# %% ../../nbs/reporting/09_site.ipynb #9dbc0c5b
 import ast
+import html
 import os
 import re
 import shutil
@@ -33,7 +34,7 @@ from ..core.config import CdrError, cache_dir, file_hash, project_root, read_jso
 from ..core.conversation import escape_md
 from .api import Module, literal_md, module_md, read_package, summary_md
 
-# %% ../../nbs/reporting/09_site.ipynb #7a98d2a0
+# %% ../../nbs/reporting/09_site.ipynb #ea5023e1
 class SiteError(CdrError):
     "The site cannot be built as it is: the message lists every reason that was found."
 
@@ -94,7 +95,7 @@ def find_pages(
     return sorted(pages, key=lambda page: (page.name != "index", page.section == "",
                                            order.index(page.section) if page.section in order else len(order), page.name))
 
-# %% ../../nbs/reporting/09_site.ipynb #03690ae1
+# %% ../../nbs/reporting/09_site.ipynb #0986db23
 # Flags of cells that need more than a bare machine (settings.ini, tst_flags).
 SKIPPED = ("notest", "slow", "gpu", "net", "llm")
 
@@ -131,7 +132,8 @@ def run_notebook(
     with tempfile.TemporaryDirectory(prefix="kernel-") as sockets:
 
         class ThisPython(AsyncKernelManager):
-            kernel_spec = KernelSpec(argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            kernel_spec = KernelSpec(argv=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}",
+                                           "--InlineBackend.figure_formats={'retina'}"],
                                      display_name="Python 3", language="python")
 
             def __init__(self, **options):
@@ -195,7 +197,7 @@ def execute_all(
         raise SiteError("\n\n".join(failures))
     return results
 
-# %% ../../nbs/reporting/09_site.ipynb #e38bf0ba
+# %% ../../nbs/reporting/09_site.ipynb #d8de0f90
 DIRECTIVES = frozenset({
     "default_exp", "export", "exports", "exporti", "hide", "hide_input", "hide_output", "eval", *SKIPPED,
     "echo", "output", "include", "code-fold", "code-summary", "fig-cap", "fig-alt", "label"})
@@ -312,9 +314,9 @@ class Converter:
         mystnb: dict = {"image": {"alt": directives.get("fig-alt") or directives.get("fig-cap") or f"Figure of “{page.title}”"}}
         if directives.get("code-fold", "false") != "false":
             tags.add("hide-input")
-        if exported and _only_imports(source):
+        if _only_imports(source):
             tags.add("hide-input")
-            directives.setdefault("code-summary", "Imports of the module")
+            directives.setdefault("code-summary", "Imports of the module" if exported else "Imports")
         mystnb |= {"code_prompt_show": directives.get("code-summary", "Show the code"),
                    "code_prompt_hide": directives.get("code-summary", "Hide the code")}
         if "fig-cap" in directives or "label" in directives:
@@ -358,9 +360,12 @@ def _shown(output: NotebookNode) -> NotebookNode | None:
             if mime != "application/javascript" and not mime.startswith("application/vnd.jupyter.widget")}
     if len(data) < len(output.data) or not data:
         return None
+    if re.match(r"\s*(<!doctype html|<html)", data.get("text/html", ""), re.I):
+        # A page of its own stays one: in a frame without any rights, its style and its scripts touch nothing.
+        data["text/html"] = f'<iframe class="page" sandbox srcdoc="{html.escape(data["text/html"])}"></iframe>'
     return nbformat.from_dict({**output, "data": data})
 
-# %% ../../nbs/reporting/09_site.ipynb #d73a554f
+# %% ../../nbs/reporting/09_site.ipynb #b5ee147a
 def _toctree(names: Sequence[str], caption: str = "", hidden: bool = True) -> str:
     options = [":hidden:"] if hidden else []
     options += [f":caption: {caption}"] if caption else []
@@ -424,7 +429,7 @@ def api_pages(
                                       _toctree(toc), *tables])
     return found
 
-# %% ../../nbs/reporting/09_site.ipynb #8d55bd6b
+# %% ../../nbs/reporting/09_site.ipynb #c46c20ca
 def _described(folder: Path, order: Sequence[str]) -> list[tuple[Path, dict]]:
     "Result files that have a description, in the order in which the report made them."
     found = [(path, read_json(path)) for path in folder.glob("*.json")]
@@ -486,7 +491,7 @@ def _provenance_md(manifest: Mapping) -> str:
         runs.append(f"| {' | '.join(escape_md(str(cell)) for cell in cells)} |")
     return "\n\n".join(["# Provenance", "> What every number of the report rests on.", "\n".join(rows), "## Runs", "\n".join(runs)]) + "\n"
 
-# %% ../../nbs/reporting/09_site.ipynb #6cb3cfb0
+# %% ../../nbs/reporting/09_site.ipynb #9f7292f3
 @dataclass(frozen=True)
 class _Settings:
     title: str
@@ -566,23 +571,23 @@ def _sync(folder: Path, files: Mapping[str, str | Path]) -> None:
 
 def _sphinx(source: Path, work: Path) -> Path:
     "Run Sphinx; the folder of the HTML, or an error with its warnings."
-    html, doctrees = work / "html", work / "doctrees"
+    pages, doctrees = work / "html", work / "doctrees"
     names = work / "names.txt"
     listed = "\n".join(sorted(path.relative_to(source).as_posix() for path in source.rglob("*") if path.suffix in (".md", ".ipynb")))
     # Sphinx leaves the HTML of a page that is gone, and forgets the warnings of a run that failed: start anew.
     if not names.exists() or names.read_text(encoding="utf-8") != listed:
-        shutil.rmtree(html, ignore_errors=True)
+        shutil.rmtree(pages, ignore_errors=True)
         shutil.rmtree(doctrees, ignore_errors=True)
     names.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-n", "-q", "-j", "2", "-d", doctrees, source, html]
+    command = [sys.executable, "-m", "sphinx", "-b", "html", "-W", "--keep-going", "-n", "-q", "-j", "2", "-d", doctrees, source, pages]
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, env={**os.environ, "PYTHONWARNINGS": "ignore"})
     if done.returncode:
         raise SiteError(f"Sphinx found errors:\n{_plain(done.stderr)}")
     write_text(names, listed)
-    return html
+    return pages
 
-# %% ../../nbs/reporting/09_site.ipynb #074e746a
-_VOID_OF_TRUST = ("script", "iframe", "object", "embed", "form", "base", "meta")
+# %% ../../nbs/reporting/09_site.ipynb #61559c9b
+_ACTIVE = ("script", "object", "embed", "form", "base", "frame")
 
 
 class _Checked(HTMLParser):
@@ -600,8 +605,10 @@ class _Checked(HTMLParser):
         self.ids |= {values[name] for name in ("id", "name") if name in values}
         if self._inside or (tag == "article" and "bd-article" in values.get("class", "")):
             self._inside += tag == "article"
-            if tag in _VOID_OF_TRUST:
+            if tag in _ACTIVE or tag == "meta" and "http-equiv" in values or tag == "iframe" and values.get("sandbox", "no") != "":
                 self.problems.append(f"<{tag}> in the article")
+            if "srcdoc" in values:
+                self.problems += [f"{problem}, in a frame" for problem in _problems_inside(values["srcdoc"])]
             self.problems += [f"{name}= on <{tag}> in the article" for name in values if name.startswith("on")]
         for name in ("href", "src", "srcset", "data", "poster", "action", "xlink:href"):
             if name not in values:
@@ -618,6 +625,13 @@ class _Checked(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         self._inside -= tag == "article" and self._inside > 0
+
+
+def _problems_inside(text: str) -> list[str]:
+    page = _Checked()
+    page._inside = 1
+    page.feed(text)
+    return page.problems
 
 
 def check_site(
@@ -642,7 +656,7 @@ def check_site(
                 problems.append(f"{path.relative_to(folder)}: no place {parts.fragment!r} in {parts.path or 'this page'}")
     return problems
 
-# %% ../../nbs/reporting/09_site.ipynb #ee962b1c
+# %% ../../nbs/reporting/09_site.ipynb #66630160
 def build_site(
     out: str | Path = "_docs",  # replaced as a whole; below the project unless absolute
     execute: bool = True,  # False: pages without outputs, for a quick look
@@ -681,10 +695,10 @@ def build_site(
     files |= {"_static/mathjax.js": _mathjax(), "conf.py": _conf(settings, "mathjax.js")}
     source = work / "source"
     _sync(source, files)
-    html = _sphinx(source, work)
-    if problems := check_site(html):
+    built = _sphinx(source, work)
+    if problems := check_site(built):
         raise SiteError("the site was built, but is not sound:\n" + "\n".join(problems))
-    return _publish(html, root / out) / "index.html"
+    return _publish(built, root / out) / "index.html"
 
 
 def _notebooks(pages: Sequence[Page], root: Path, cache: Path, execute: bool, workers: int) -> dict[Page, NotebookNode]:
@@ -705,19 +719,19 @@ def _notebooks(pages: Sequence[Page], root: Path, cache: Path, execute: bool, wo
     return found | {page: results[page.path] for page in waiting}
 
 
-def _publish(html: Path, out: Path) -> Path:
+def _publish(built: Path, out: Path) -> Path:
     "Put a finished site in the place of the old one."
     fresh, old = out.with_name(f".{out.name}.new"), out.with_name(f".{out.name}.old")
     for leftover in (fresh, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    shutil.copytree(html, fresh, ignore=shutil.ignore_patterns(".buildinfo*", "objects.inv"))
+    shutil.copytree(built, fresh, ignore=shutil.ignore_patterns(".buildinfo*", "objects.inv"))
     if out.exists():
         out.rename(old)
     fresh.rename(out)
     shutil.rmtree(old, ignore_errors=True)
     return out
 
-# %% ../../nbs/reporting/09_site.ipynb #8087c092
+# %% ../../nbs/reporting/09_site.ipynb #0f521ffb
 def flatten(
     notebook: NotebookNode,  # executed
 ) -> list[str]:  # Markdown, one text a cell
@@ -787,7 +801,7 @@ def notebook_map(
         rows.append(f"| **{title}** | {links} |")
     return "\n".join(["| part | notebooks |", "|---|---|", *rows])
 
-# %% ../../nbs/reporting/09_site.ipynb #fe8e1ecb
+# %% ../../nbs/reporting/09_site.ipynb #9b7f027f
 def main() -> None:
     "Build the site (`python -m cdr_lib.reporting.site`); an error is one message and exit code 1."
     try:
@@ -795,7 +809,7 @@ def main() -> None:
     except CdrError as error:
         sys.exit(f"{type(error).__name__}: {error}")
 
-# %% ../../nbs/reporting/09_site.ipynb #ee0e9794
+# %% ../../nbs/reporting/09_site.ipynb #99647f0b
 #| eval: false
 if __name__ == "__main__":
     main()
