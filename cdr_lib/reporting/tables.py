@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HOLE', 'html_cell', 'latex_cell', 'Table', 'ordered', 'score_grid']
 
-# %% ../../nbs/reporting/04_tables.ipynb #bd264b6b
+# %% ../../nbs/reporting/04_tables.ipynb #efe3dfd7
 import numbers
 import re
 from collections.abc import Hashable, Mapping, Sequence
@@ -19,7 +19,7 @@ from ..core.config import CdrError, nan_to_null, write_json, write_text
 from ..core.conversation import escape_html, escape_md
 from .provenance import portable, record
 
-# %% ../../nbs/reporting/04_tables.ipynb #869a5740
+# %% ../../nbs/reporting/04_tables.ipynb #8e81755a
 def html_cell(
     text: str,
 ) -> str:  # an HTML fragment in ASCII
@@ -38,7 +38,7 @@ def latex_cell(text: str) -> str:
     "Text as LaTeX content; a line break becomes a space."
     return "".join(_LATEX.get(char, char) for char in " ".join(text.split()))
 
-# %% ../../nbs/reporting/04_tables.ipynb #8d3ac420
+# %% ../../nbs/reporting/04_tables.ipynb #6a9edceb
 HOLE = "\u2014"
 
 
@@ -52,7 +52,7 @@ class Table:
     sources: Sequence[str | Path] = ()  # files that the numbers come from
     decimals: int | Mapping[str, int] = 4  # of floats; for all, or by column (others: 4)
     best: str | Mapping[str, str] | None = None  # "max" or "min", for all float columns or by column
-    incomplete: Mapping[tuple[Hashable, str], str] = field(default_factory=dict)  # (row label, column) -> such as "1 of 2"
+    incomplete: Mapping[tuple[Hashable, str], str] = field(default_factory=dict)  # (row, column) -> such as "1 of 2"
     measured: bool = False  # holds times, which differ from run to run
     verdicts: Sequence[Mapping[str, Any]] = ()  # rows for the report's overview, see `reporting.published`
 
@@ -61,10 +61,11 @@ class Table:
             raise CdrError(f"table {self.title!r}: row and column labels must be distinct")
         for row, column in self.incomplete:
             if row not in self.frame.index or column not in self.frame.columns:
-                raise CdrError(f"table {self.title!r}: no cell at row {row!r}, column {column!r} to mark as incomplete")
+                raise CdrError(f"table {self.title!r}: no cell at row {row!r}, column {column!r} to mark incomplete")
         for name in [*self._best_map(), *(self.decimals if isinstance(self.decimals, Mapping) else ())]:
             if name not in self.frame.columns:
-                raise CdrError(f"table {self.title!r} has no column {name!r}: it has {', '.join(map(str, self.frame.columns))}")
+                known = ", ".join(map(str, self.frame.columns))
+                raise CdrError(f"table {self.title!r} has no column {name!r}: it has {known}")
 
     def to_markdown(self) -> str:
         "GitHub-flavoured Markdown, safe in MyST too."
@@ -86,8 +87,9 @@ class Table:
         body = "\n".join(line("td", row) for row in rows)
         notes = "".join(f"\n<p><small>{html_cell(text)}</small></p>" for text in self._notes())
         # MathJax leaves elements of these classes alone.
-        return (f'<div class="cdr-table tex2jax_ignore mathjax_ignore">\n<table>\n<caption>{html_cell(self.title)}</caption>\n'
-                f'<thead>{line("th", head)}</thead>\n<tbody>\n{body}\n</tbody>\n</table>{notes}\n</div>\n')
+        return ('<div class="cdr-table tex2jax_ignore mathjax_ignore">\n<table>\n'
+                f'<caption>{html_cell(self.title)}</caption>\n<thead>{line("th", head)}</thead>\n'
+                f"<tbody>\n{body}\n</tbody>\n</table>{notes}\n</div>\n")
 
     def to_latex(self, label: str = "") -> str:
         "A `table` environment for the booktabs package."
@@ -96,8 +98,9 @@ class Table:
         body = "\n".join(" & ".join(row) + r" \\" for row in rows)
         notes = "".join(f"\n\\par\\footnotesize {latex_cell(text)}" for text in self._notes())
         mark = f"\n\\label{{{label}}}" if label else ""
-        return (f"\\begin{{table}}\n\\centering\n\\caption{{{latex_cell(self.title)}}}{mark}\n\\begin{{tabular}}{{{spec}}}\n\\toprule\n"
-                f"{' & '.join(head)} \\\\\n\\midrule\n{body}\n\\bottomrule\n\\end{{tabular}}{notes}\n\\end{{table}}\n")
+        return (f"\\begin{{table}}\n\\centering\n\\caption{{{latex_cell(self.title)}}}{mark}\n"
+                f"\\begin{{tabular}}{{{spec}}}\n\\toprule\n{' & '.join(head)} \\\\\n\\midrule\n{body}\n\\bottomrule\n"
+                f"\\end{{tabular}}{notes}\n\\end{{table}}\n")
 
     def to_csv(self) -> str:
         "Full precision; a hole is an empty field, incomplete values are counted in a column of their own."
@@ -114,10 +117,12 @@ class Table:
     ) -> list[Path]:
         "Write .md, .html, .tex, .csv, and .json with what the report's overview needs."
         _check_name(name)
-        texts = {".md": self.to_markdown(), ".html": self.to_html(), ".tex": self.to_latex(f"tab:{name}"), ".csv": self.to_csv()}
+        texts = {".md": self.to_markdown(), ".html": self.to_html(), ".tex": self.to_latex(f"tab:{name}"),
+                 ".csv": self.to_csv()}
         paths = [write_text(record(f"{folder}/{name}{suffix}"), text) for suffix, text in texts.items()]
         about = {"kind": "table", "title": self.title, "note": self.note, "measured": self.measured,
-                 "sources": [portable(source) for source in self.sources], "verdicts": nan_to_null([dict(row) for row in self.verdicts])}
+                 "sources": [portable(source) for source in self.sources],
+                 "verdicts": nan_to_null([dict(row) for row in self.verdicts])}
         return [*paths, write_json(record(f"{folder}/{name}.json"), about)]
 
     def _repr_html_(self) -> str:
@@ -209,7 +214,7 @@ def _check_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise CdrError(f"file name {name!r}: use letters, digits, '.', '-' and '_' only")
 
-# %% ../../nbs/reporting/04_tables.ipynb #3a00a903
+# %% ../../nbs/reporting/04_tables.ipynb #4038844b
 def ordered(
     values: Sequence[Any],  # what occurs in the data
     order: Sequence[Any],  # how it is to be shown
@@ -231,19 +236,21 @@ def score_grid(
     row_order: Sequence[Any],
     column_order: Sequence[Any],
     mean: str | None = "mean",  # name of a column with the mean over `column_order`; None for none
-) -> tuple[pd.DataFrame, dict[tuple[Any, str], str]]:  # grid with NaN for holes; incomplete means, as `Table` wants them
+) -> tuple[pd.DataFrame, dict[tuple[Any, str], str]]:  # grid with NaN for holes; incomplete means for `Table`
     "Arrange long results as a grid without hiding holes."
     row_order = ordered(results[rows].unique(), row_order, rows)
     column_order = ordered(results[columns].unique(), column_order, columns)
     if (twice := results.duplicated([rows, columns])).any():
         row, column = results.loc[twice, [rows, columns]].iloc[0]
-        raise CdrError(f"two values for {rows} {row!r} and {columns} {column!r}: select one run, or average them on purpose")
-    grid = results.pivot(index=rows, columns=columns, values=value).reindex(index=row_order, columns=column_order).astype(float)
+        raise CdrError(f"two values for {rows} {row!r} and {columns} {column!r}: select or average them first")
+    grid = results.pivot(index=rows, columns=columns, values=value)
+    grid = grid.reindex(index=row_order, columns=column_order).astype(float)
     grid.columns = [str(name) for name in column_order]
     grid.index.name = rows
     incomplete = {}
     if mean is not None:
         present = grid.notna().sum(axis=1)
         grid[mean] = grid.mean(axis=1)
-        incomplete = {(row, mean): f"{count} of {len(column_order)}" for row, count in present.items() if 0 < count < len(column_order)}
+        total = len(column_order)
+        incomplete = {(row, mean): f"{count} of {total}" for row, count in present.items() if 0 < count < total}
     return grid, incomplete
