@@ -520,6 +520,13 @@ def test_validation(kind):
         assert error.value.report.problems == report.problems and detail in str(error.value)
 
 
+def test_parts_of_another_shape_are_refused():
+    with pytest.raises(CdrError, match="conversations must be a mapping.*by_id"):
+        collection(conversations=[make("c1")])
+    with pytest.raises(CdrError, match="'q1' must map"):
+        collection(qrels={"q1": ["c1"]})
+
+
 def test_a_sound_collection_has_no_problems():
     assert collection().validate().problems == []
     assert len(TASK_AREAS) == 5 and collection().relevant("q1") == {"c1"}

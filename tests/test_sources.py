@@ -364,7 +364,7 @@ def test_csv_bad_rows(tmp_path):
         (8, "not CSV"),
     ):
         assert word in reasons[line]
-    assert [reject.line for reject in reader.rejects if "incomplete" in reject.reason] == [7]
+    assert [(reject.line, reject.id) for reject in reader.rejects if "incomplete" in reject.reason] == [(7, "f")]
     with pytest.raises(BadRecord, match="a.csv:2"):
         list(read_long_csv(path))
 

@@ -9,7 +9,7 @@ __all__ = ['SURROGATES', 'ON_ERROR', 'ON_DUPLICATE', 'CORPUS_SCHEMA', 'TASK_AREA
            'BadCollection', 'Problem', 'Validation', 'Collection', 'parse_turns', 'reads_back', 'kind_of', 'read_cdr',
            'write_cdr', 'read_beir', 'write_beir', 'trec_id', 'read_qrels', 'write_qrels', 'read_collection']
 
-# %% ../../nbs/core/02_io.ipynb #840f2cca
+# %% ../../nbs/core/02_io.ipynb #539be4f6
 import csv
 import dataclasses
 import gzip
@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 from .config import CdrError, atomic_path, json_dumps
 from .conversation import ROLES, BadRecord, Conversation, Turn, escape_html, is_blank, render
 
-# %% ../../nbs/core/02_io.ipynb #24264a6b
+# %% ../../nbs/core/02_io.ipynb #34008120
 SURROGATES = ("reject", "replace")
 
 _LONE = re.compile("[\ud800-\udfff]")
@@ -128,7 +128,7 @@ def parse_json(
         # Decoded UTF-8 holds no surrogates, so only an escape can have made one.
         return _settle_surrogates(value, surrogates) if _ESCAPED_SURROGATE.search(text) else (value, 0)
 
-# %% ../../nbs/core/02_io.ipynb #d40fc284
+# %% ../../nbs/core/02_io.ipynb #82967bc5
 class Record(NamedTuple):
     "One entry of a file, read or not."
 
@@ -188,7 +188,7 @@ def json_lines(
             except _BadText as error:
                 yield Record(str(path), number, None, line, error.reason, at=error.at)
 
-# %% ../../nbs/core/02_io.ipynb #90f054d3
+# %% ../../nbs/core/02_io.ipynb #1f5d7858
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},"]', re.DOTALL)
 _SPACE = re.compile(r"[ \t\r\n]*")
 _CHUNK = 1 << 20
@@ -298,7 +298,7 @@ def json_records(
         head = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
     return (json_items if head.startswith(b"[") else json_lines)(path, surrogates)
 
-# %% ../../nbs/core/02_io.ipynb #0f86d3fa
+# %% ../../nbs/core/02_io.ipynb #5c31e560
 ON_ERROR = ("raise", "collect")
 ON_DUPLICATE = ("raise", "rename")
 
@@ -348,7 +348,7 @@ class Rejects(list[Reject]):
         note = f"<p>20 of {len(self):,} rejects</p>" if len(self) > 20 else ""
         return f"<table><tr>{head}</tr>{''.join(f'<tr>{row}</tr>' for row in rows)}</table>{note}"
 
-# %% ../../nbs/core/02_io.ipynb #768b930f
+# %% ../../nbs/core/02_io.ipynb #6c837173
 def _hash64(data: bytes) -> int:
     return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
 
@@ -490,7 +490,7 @@ def by_id(
             found[kept.id] = kept
     return found, repeats
 
-# %% ../../nbs/core/02_io.ipynb #bea93b7d
+# %% ../../nbs/core/02_io.ipynb #efa07e8e
 @contextmanager
 def _replacing(path: str | Path) -> Iterator[Path]:
     "`atomic_path` with a plain word about a full disk."
@@ -559,7 +559,7 @@ def read_jsonl(
     return Reader(json_lines(existing_file(path), surrogates), lambda record, _: Conversation.from_dict(record.value),
                   on_error, on_duplicate)
 
-# %% ../../nbs/core/02_io.ipynb #f4bed475
+# %% ../../nbs/core/02_io.ipynb #3f88df19
 CORPUS_SCHEMA = pa.schema(
     [
         ("id", pa.string()),
@@ -647,21 +647,22 @@ def _lists(column: pa.ListArray, values: list) -> list[list | None]:
 def _parquet_rows(file: pq.ParquetFile, path: Path) -> Iterator[Record]:
     present = [name for name in CORPUS_SCHEMA.names if name in file.schema_arrow.names]
     number = 0
-    for batch in file.iter_batches(batch_size=1024, columns=present):
-        turns, nothing = batch.column("turns"), [None] * len(batch)
-        columns = {name: _texts(batch.column(name)) if name in present else nothing
-                   for name in ("id", "source", "meta", "labels")}
-        parts = dict(zip((item.name for item in turns.type.value_type), map(_texts, turns.values.flatten())))
-        speakers = parts.get("speaker") or [None] * len(turns.values)
-        columns["turns"] = _lists(turns, list(zip(parts["role"], parts["text"], speakers)))
-        columns["turn_meta"] = nothing
-        if "turn_meta" in present:
-            column = batch.column("turn_meta")
-            columns["turn_meta"] = _lists(column, _texts(column.values))
-        for row in zip(*columns.values()):
-            number += 1
-            value = dict(zip(columns, row))
-            yield Record(str(path), number, value, f"id {value['id']}")
+    with file:
+        for batch in file.iter_batches(batch_size=1024, columns=present):
+            turns, nothing = batch.column("turns"), [None] * len(batch)
+            columns = {name: _texts(batch.column(name)) if name in present else nothing
+                       for name in ("id", "source", "meta", "labels")}
+            parts = dict(zip((item.name for item in turns.type.value_type), map(_texts, turns.values.flatten())))
+            speakers = parts.get("speaker") or [None] * len(turns.values)
+            columns["turns"] = _lists(turns, list(zip(parts["role"], parts["text"], speakers)))
+            columns["turn_meta"] = nothing
+            if "turn_meta" in present:
+                column = batch.column("turn_meta")
+                columns["turn_meta"] = _lists(column, _texts(column.values))
+            for row in zip(*columns.values()):
+                number += 1
+                value = dict(zip(columns, row))
+                yield Record(str(path), number, value, f"id {value['id']}")
 
 
 def _unpacked(value: str | bytes | None, what: str) -> dict:
@@ -727,7 +728,7 @@ def read_parquet(
         raise CdrError(f"{path} is not a corpus: turns are {item}, they must be struct<role, text, speaker> of text")
     return Reader(_parquet_rows(file, path), _from_row, on_error, on_duplicate)
 
-# %% ../../nbs/core/02_io.ipynb #493cc256
+# %% ../../nbs/core/02_io.ipynb #4456d32f
 TASK_AREAS = (
     "Emotion & Feedback",
     "Intent & Purpose",
@@ -844,6 +845,16 @@ class Collection:
     counts: Counter = field(default_factory=Counter)  # what reading met: repeats and the like
     rejects: Rejects = field(default_factory=Rejects)  # what reading left out
 
+    def __post_init__(self):
+        for name in ("conversations", "queries", "qrels", "areas"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise CdrError(f"collection {self.name!r}: {name} must be a mapping from ids"
+                               + ("; by_id makes one" if name == "conversations" else ""))
+        for query, grades in self.qrels.items():
+            if not isinstance(grades, Mapping):
+                raise CdrError(f"collection {self.name!r}: the judgements of query {query!r} must map conversation ids "
+                               f"to grades, they are {type(grades).__name__}")
+
     def relevant(self, query: str) -> set[str]:
         "The ids of the conversations that are relevant to a query."
         return {id for id, grade in self.qrels.get(query, {}).items() if grade > 0}
@@ -926,7 +937,7 @@ class Collection:
 def _grade(grade: Any) -> float:
     return grade if isinstance(grade, (int, float, np.number)) and not isinstance(grade, bool) else 0
 
-# %% ../../nbs/core/02_io.ipynb #8e82f8f7
+# %% ../../nbs/core/02_io.ipynb #380bbd35
 _TAG = re.compile(rf"^({'|'.join(ROLES)}): ?", re.MULTILINE)
 _INNER_TAG = re.compile(rf"\n(?:{'|'.join(ROLES)}):")
 
@@ -949,7 +960,7 @@ def reads_back(conversation: Conversation) -> bool:
     "Whether roles and texts survive being rendered and parsed: no message has a later line that begins like a turn."
     return not any(_INNER_TAG.search(turn.text) for turn in conversation.turns)
 
-# %% ../../nbs/core/02_io.ipynb #09c66b05
+# %% ../../nbs/core/02_io.ipynb #5a6bc165
 NUMBER_IDS = ("refuse", "text")
 
 
@@ -1150,7 +1161,7 @@ def _write_all(contents: Mapping[Path, bytes]) -> None:
         for path, data in contents.items():
             stack.enter_context(_replacing(path)).write_bytes(data)
 
-# %% ../../nbs/core/02_io.ipynb #d566dc9f
+# %% ../../nbs/core/02_io.ipynb #61f9530f
 def _beir_metadata(conversation: Conversation) -> dict:
     "What the rendering of a conversation loses, under a key of our own."
     row = conversation.to_dict()
@@ -1291,7 +1302,7 @@ def write_beir(
         contents[Path(folder) / f"{name}.jsonl"] = "".join(lines).encode()
     _write_all(contents)
 
-# %% ../../nbs/core/02_io.ipynb #f29899c4
+# %% ../../nbs/core/02_io.ipynb #0e33bb8e
 _TREC_SPACE = re.compile(r"[ \t\v\f\r\n]+")
 
 
@@ -1343,7 +1354,7 @@ def write_qrels(qrels: Mapping[str, Mapping[str, int]], path: str | Path) -> Non
     with _replacing(path) as temporary, open(temporary, "wb") as file, _gzip_writer(file, path) as packed:
         packed.write("".join(lines).encode())
 
-# %% ../../nbs/core/02_io.ipynb #92ed33a9
+# %% ../../nbs/core/02_io.ipynb #45b44264
 def read_collection(
     folder: str | Path,  # in CDR or BEIR layout
     on_error: str = "raise",  # as in `read_cdr`

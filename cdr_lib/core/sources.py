@@ -8,7 +8,7 @@ __all__ = ['ROLE_TAGS', 'UNMAPPED', 'MISSING_ID', 'SOURCES', 'role_of', 'content
            'frame_acts', 'frame_states', 'frame_spans', 'read_sgd', 'read_dialogsum', 'read_mtbench101', 'Source',
            'sources', 'load_source']
 
-# %% ../../nbs/core/03_sources.ipynb #c15987ab
+# %% ../../nbs/core/03_sources.ipynb #3c858b3e
 import csv
 import io
 import re
@@ -26,7 +26,7 @@ from .config import CdrError, corpora_dir
 from .conversation import ROLES, BadRecord, Conversation, Turn, escape_md
 from .io import Reader, Record, existing_file, json_records, kind_of, one_of, open_bytes
 
-# %% ../../nbs/core/03_sources.ipynb #d717c559
+# %% ../../nbs/core/03_sources.ipynb #9dc729b0
 ROLE_TAGS = {
     tag: role
     for role, tags in {
@@ -62,7 +62,7 @@ def _check_roles(roles: Mapping[str, str] | None) -> None:
     for tag, role in (roles or {}).items():
         one_of(f"roles[{tag!r}]", role, ROLES)
 
-# %% ../../nbs/core/03_sources.ipynb #323007b7
+# %% ../../nbs/core/03_sources.ipynb #27b2e905
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _PLACEHOLDERS = {
     "image_url": "image", "input_image": "image", "input_audio": "audio", "video_url": "video", "input_file": "file",
@@ -106,7 +106,7 @@ def content_text(
         kept.append(part)
     return "\n".join(texts), kept
 
-# %% ../../nbs/core/03_sources.ipynb #c1713026
+# %% ../../nbs/core/03_sources.ipynb #8a941b23
 MISSING_ID = ("reject", "number")
 
 
@@ -193,7 +193,7 @@ def read_messages_jsonl(
 
     return Reader(json_records(path, surrogates), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/03_sources.ipynb #6b31920a
+# %% ../../nbs/core/03_sources.ipynb #d84c193d
 def turn_from_sharegpt(
     entry: Any,  # {"from": ..., "value": ..., and whatever else}
     roles: Mapping[str, str] | None = None,  # as in `role_of`
@@ -241,7 +241,7 @@ def read_sharegpt(
 
     return Reader(json_records(path, surrogates), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/03_sources.ipynb #993c1bb5
+# %% ../../nbs/core/03_sources.ipynb #c8ac32dc
 class Thread(NamedTuple):
     "A conversation put together from utterances."
 
@@ -315,7 +315,7 @@ def thread_utterances(
             rows.setdefault(homes[row], []).append(row)
     return [Thread(id, tuple(found), {row: notes[row] for row in found if row in notes}) for id, found in rows.items()]
 
-# %% ../../nbs/core/03_sources.ipynb #af76b091
+# %% ../../nbs/core/03_sources.ipynb #a04edb53
 _UNDECODED = re.compile("[\udc80-\udcff]")
 
 
@@ -410,13 +410,13 @@ def read_long_csv(
         if record.value is None:
             counts["repeated_rows"] += 1
             return ()
-        thread, rows = record.value
+        thread, rows = record.value["thread"], record.value["rows"]
         turns = []
         for number, (line, row) in zip(thread.rows, rows):
             try:
                 turns.append(turn(row, thread.notes.get(number)))
             except BadRecord as error:
-                raise BadRecord(f"conversation {thread.id!r}, row at line {line}: {error.reason}") from error
+                raise BadRecord(f"row on line {line}: {error.reason}") from error
         counts["utterances"] += len(turns)
         counts["unmapped_roles"] += sum(bool(turn.meta.get("unmapped")) for turn in turns)
         return (Conversation(thread.id, tuple(turns), source),)
@@ -456,9 +456,10 @@ def _threads(
     for thread in thread_utterances(column(utterance), column(conversation), column(reply_to), names):
         members = [rows[i] for i in thread.rows]
         hole = f"incomplete: its row on line {holes[thread.id]} is bad" if thread.id in holes else ""
-        yield members[0]._replace(value=(thread, [(row.line, row.value) for row in members]), problem=hole)
+        value = {"id": thread.id, "thread": thread, "rows": [(row.line, row.value) for row in members]}
+        yield members[0]._replace(value=value, problem=hole)
 
-# %% ../../nbs/core/03_sources.ipynb #45f0a10a
+# %% ../../nbs/core/03_sources.ipynb #3f713cbc
 _SPLITS = ("train", "dev", "test")
 
 
@@ -566,7 +567,7 @@ def read_sgd(
 
     return Reader(chain.from_iterable(json_records(file, surrogates) for file in files), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/03_sources.ipynb #c4cc3431
+# %% ../../nbs/core/03_sources.ipynb #2c60c6a3
 _PERSON = re.compile(r"^#(Person([0-9]+))#: ?", re.MULTILINE)
 _TORN_PERSON = re.compile(r"^#? ?Person ?[0-9]+ ?#? ?:|^#Person", re.MULTILINE)
 
@@ -631,7 +632,7 @@ def read_dialogsum(
 
     return Reader(records(), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/03_sources.ipynb #f8df6971
+# %% ../../nbs/core/03_sources.ipynb #8a2609c4
 def _mtbench_turns(rounds: Any) -> Iterator[Turn]:
     if not isinstance(rounds, list):
         raise BadRecord(f"history is {kind_of(rounds)}, not a list")
@@ -666,7 +667,7 @@ def read_mtbench101(
 
     return Reader(chain.from_iterable(json_records(file, surrogates) for file in files), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/03_sources.ipynb #d2c1e4d6
+# %% ../../nbs/core/03_sources.ipynb #79e59929
 @dataclass(frozen=True)
 class Source:
     "A corpus or a format that can be read, with its card."
