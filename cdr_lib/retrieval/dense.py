@@ -5,16 +5,17 @@
 # %% auto #0
 __all__ = ['exact_scores', 'parse_bytes', 'dense_topk']
 
-# %% ../../nbs/retrieval/03_dense.ipynb #a727b53f
+# %% ../../nbs/retrieval/03_dense.ipynb #90b1d9ba
 import re
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from ..core.config import CdrError
 from .run import Hits, first_units, id_places, ranking
 
-# %% ../../nbs/retrieval/03_dense.ipynb #bbdeb537
+# %% ../../nbs/retrieval/03_dense.ipynb #c8f53dff
 def exact_scores(
     queries: np.ndarray,  # [pairs, dim]
     units: np.ndarray,  # [pairs, dim]
@@ -23,35 +24,60 @@ def exact_scores(
     with np.errstate(over="ignore"):
         return np.einsum("ij,ij->i", queries.astype(np.float64), units.astype(np.float64)).astype(np.float32)
 
-# %% ../../nbs/retrieval/03_dense.ipynb #5b57742d
+# %% ../../nbs/retrieval/03_dense.ipynb #7c13aba6
 _LOWEST = np.finfo(np.float32).min
 
 
+def _changes(rows: np.ndarray, owner: np.ndarray) -> np.ndarray:  # bool [n]
+    "Where a new pair of query and conversation begins."
+    new = np.ones(len(rows), bool)
+    np.not_equal(owner[1:], owner[:-1], out=new[1:])
+    new[1:] |= rows[1:] != rows[:-1]
+    return new
+
+
+def _peaks(rows: np.ndarray, owner: np.ndarray, scores: np.ndarray) -> np.ndarray:  # float32 [n]
+    "The best score of each pair of query and conversation, at each of its units."
+    begins = np.flatnonzero(_changes(rows, owner))
+    return np.repeat(np.maximum.reduceat(scores, begins), np.diff(np.append(begins, len(rows))))
+
+
 class _Candidates:
-    "Units that may still be among the best `k` conversations of a block of queries."
+    "Units that may still be the best of one of the `k` best conversations, for a block of queries."
 
     def __init__(self, queries: np.ndarray, vectors: np.ndarray, conversation: np.ndarray, places: np.ndarray, k: int,
                  limit: int):
         self.queries, self.vectors, self.conversation, self.places = queries, vectors, conversation, places
         self.k, self.limit = k, limit
-        lengths = np.linalg.norm(queries.astype(np.float64), axis=1)
-        dim = queries.shape[1]
-        # 2 more than dim: the rounding of the exact score, and of this bound itself.
-        self.unit_error = (dim + 2) * 2.0**-24 / (1 - (dim + 2) * 2.0**-24) * lengths
+        self.lengths = np.linalg.norm(queries.astype(np.float64), axis=1)
         self.longest = 0.0  # unit vector so far
-        self.kth = np.full(len(queries), -np.inf)
+        self.kth = np.full(len(queries), -np.inf)  # a lower bound of the k-th best score of each query
         self.rows, self.units = np.empty(0, np.int32), np.empty(0, np.int32)
-        self.scores, self.exact = np.empty(0, np.float32), np.empty(0, bool)
-        self.waiting: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        # One candidate of each conversation leads: only these are counted for the k-th best.
+        self.scores, self.leads, self.exact = np.empty(0, np.float32), np.empty(0, bool), np.empty(0, bool)
+        self.waiting: list[tuple[np.ndarray, ...]] = []
         self.n_waiting = 0
 
-    def lower(self, rows: slice | np.ndarray) -> np.ndarray:  # float32
-        "Scores below these are out of the race."
-        limit = self.kth[rows] - 2 * self.unit_error[rows] * self.longest - 1e-30
-        return np.nextafter(np.maximum(limit, _LOWEST).astype(np.float32), np.float32(-np.inf)).clip(_LOWEST)
+    def error(self) -> np.ndarray:  # float64 [queries]
+        "Twice the largest error of a computed score."
+        # 2 more than the dimension: the rounding of the exact score, and of this bound itself.
+        unit = (self.queries.shape[1] + 2) * 2.0**-24
+        return 2 * unit / (1 - unit) * self.lengths * self.longest + 1e-30
 
-    def add(self, rows: np.ndarray, units: np.ndarray, scores: np.ndarray) -> None:
-        self.waiting.append((rows.astype(np.int32), units.astype(np.int32), scores))
+    def lower(self) -> np.ndarray:  # float32 [queries]
+        "Computed scores below these are out of the race."
+        limit = np.maximum(self.kth - self.error(), _LOWEST).astype(np.float32)
+        return np.nextafter(limit, np.float32(-np.inf)).clip(_LOWEST)
+
+    def add(self, rows: np.ndarray, units: np.ndarray, scores: np.ndarray, cut: int = -1) -> None:
+        "Take in units of one tile, sorted by row and unit; conversation `cut` began in an earlier tile."
+        if not len(rows):
+            return
+        owner = self.conversation[units]
+        keep = scores >= _peaks(rows, owner, scores) - self.error()[rows]
+        rows, units, owner, scores = rows[keep], units[keep], owner[keep], scores[keep]
+        leads = _changes(rows, owner) & (owner != cut)
+        self.waiting.append((rows.astype(np.int32), units.astype(np.int32), scores, leads, np.zeros(len(rows), bool)))
         self.n_waiting += len(rows)
         if self.n_waiting > max(len(self.rows), self.k * len(self.queries)):
             self.prune()
@@ -59,50 +85,49 @@ class _Candidates:
                 self.settle()
 
     def prune(self) -> None:
-        parts = [(self.rows, self.units, self.scores), *self.waiting]
-        rows, units, scores = (np.concatenate(column) for column in zip(*parts))
-        exact = np.concatenate([self.exact, np.zeros(self.n_waiting, bool)])
+        "Raise the thresholds, and drop what is below."
+        parts = [(self.rows, self.units, self.scores, self.leads, self.exact), *self.waiting]
+        rows, units, scores, leads, exact = (np.concatenate(column) for column in zip(*parts))
         self.waiting, self.n_waiting = [], 0
         # One integer sorts by row, then by score descending: the bits of a float are ordered like its value, negative
         # ones in reverse.
-        bits = scores.view(np.int32).astype(np.int64)
-        order = np.argsort((rows.astype(np.int64) << 32) + 0x7fffffff - np.where(bits < 0, bits ^ 0x7fffffff, bits))
-        rows, units, scores, exact = rows[order], units[order], scores[order], exact[order]
-        # Another integer groups by row and conversation; the position as its last digits keeps the score order.
-        n = len(rows)
-        pair = rows.astype(np.int64) * len(self.places) + self.conversation[units]
-        group = np.sort(pair * n + np.arange(n))
-        pair, position = np.divmod(group, max(n, 1))
-        begins = np.flatnonzero(np.diff(pair, prepend=-1))
-        peak = np.empty(n, np.float32)
-        peak[position] = np.repeat(scores[position[begins]], np.diff(np.append(begins, n)))
-        distinct = np.sort(position[begins])
-        starts = np.searchsorted(rows[distinct], np.arange(len(self.queries) + 1))
+        bits = scores[leads].view(np.int32).astype(np.int64)
+        falling = 0x7fffffff - np.where(bits < 0, bits ^ 0x7fffffff, bits)
+        order = np.sort((rows[leads].astype(np.int64) << 32) + falling)
+        starts = np.searchsorted(order, np.arange(len(self.queries) + 1) << 32)
         full = np.flatnonzero(np.diff(starts) >= self.k)
-        self.kth[full] = scores[distinct[starts[full] + self.k - 1]]
-        error = (2 * self.unit_error * self.longest + 1e-30)[rows]
-        keep = (scores >= self.lower(rows)) & (scores >= peak - error)
-        self.rows, self.units, self.scores, self.exact = rows[keep], units[keep], scores[keep], exact[keep]
+        bits = 0x7fffffff - (order[starts[full] + self.k - 1] & 0xffffffff)
+        self.kth[full] = np.where(bits < 0, bits ^ 0x7fffffff, bits).astype(np.int32).view(np.float32)
+        keep = scores >= self.lower()[rows]
+        self.rows, self.units, self.scores = rows[keep], units[keep], scores[keep]
+        self.leads, self.exact = leads[keep], exact[keep]
+
+    def finish(self) -> None:
+        if self.waiting:
+            self.prune()
+        self.settle()
 
     def settle(self) -> None:
         "Replace computed scores by exact ones, and cut to the best `k` conversations of each query, in order."
-        todo = np.flatnonzero(~self.exact)
-        step = max(1, (1 << 19) // self.queries.shape[1])
+        order = np.argsort((self.rows.astype(np.int64) << 32) + self.units)
+        rows, units, scores, exact = self.rows[order], self.units[order], self.scores[order], self.exact[order]
+        todo, step = np.flatnonzero(~exact), max(1, (1 << 18) // self.queries.shape[1])
         for chunk in (todo[i:i + step] for i in range(0, len(todo), step)):
-            self.scores[chunk] = exact_scores(self.queries[self.rows[chunk]],
-                                              self.vectors[self.units[chunk]].astype(np.float32, copy=False))
-        conversation = self.conversation[self.units]
-        best = np.lexsort((self.units, -self.scores, conversation, self.rows))
-        new = np.diff(self.rows[best], prepend=-1) | np.diff(conversation[best], prepend=-1)
-        best = best[new != 0]
-        best = best[ranking(self.rows[best], self.places[conversation[best]], self.scores[best], self.k)]
-        self.rows, self.units, self.scores = self.rows[best], self.units[best], self.scores[best]
-        self.exact = np.ones(len(best), bool)
-        counts = np.bincount(self.rows, minlength=len(self.queries))
+            scores[chunk] = exact_scores(self.queries[rows[chunk]],
+                                         self.vectors[units[chunk]].astype(np.float32, copy=False))
+        if len(rows):
+            owner = self.conversation[units]
+            best = np.flatnonzero(scores == _peaks(rows, owner, scores))
+            best = best[_changes(rows[best], owner[best])]  # of equal units the first
+            best = best[ranking(rows[best], self.places[owner[best]], scores[best], self.k)]
+            rows, units, scores = rows[best], units[best], scores[best]
+        self.rows, self.units, self.scores = rows, units, scores
+        self.leads = self.exact = np.ones(len(rows), bool)
+        counts = np.bincount(rows, minlength=len(self.queries))
         full = np.flatnonzero(counts == self.k)
-        self.kth[full] = self.scores[np.cumsum(counts)[full] - 1]
+        self.kth[full] = scores[np.cumsum(counts)[full] - 1]
 
-# %% ../../nbs/retrieval/03_dense.ipynb #b998fa37
+# %% ../../nbs/retrieval/03_dense.ipynb #328fd7a8
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -114,14 +139,6 @@ def parse_bytes(
     if not match or match[2].lower() not in _UNITS:
         raise CdrError(f"max_memory={size!r} is no amount of memory: write a number of bytes, or as '512MiB'")
     return int(float(match[1]) * _UNITS[match[2].lower()])
-
-
-def _tiles(budget: int, dim: int, on_cpu: bool) -> tuple[int, int]:
-    # On a CPU a tile of scores should stay in the cache; a GPU wants large ones.
-    rows, units = (256, 4096) if on_cpu else (2048, 65536)
-    while units > 64 and 16 * dim * units + 6 * rows * units > budget:
-        rows, units = max(16, rows // 2), units // 2
-    return rows, units
 
 
 def dense_topk(
@@ -139,30 +156,37 @@ def dense_topk(
     Scores are float32; equal ones rank by id, descending. Neither `max_memory` nor the device, the number of threads or
     the other queries change the result. Time is one matrix product, unless very many units tie at rank `k`.
     """
+    import torch
+
     query_vectors, conversation = np.asarray(query_vectors), np.asarray(conversation)
     budget = parse_bytes(max_memory)
     _check(query_vectors, unit_vectors, conversation, conversation_ids, k)
+    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    workers = torch.get_num_threads() if device.type == "cpu" else 1
     usable = np.flatnonzero(query_vectors.any(axis=1))
     queries = np.ascontiguousarray(query_vectors[usable], dtype=np.float32)
+    height, width = _tile(budget // 2, queries.shape[1], workers, device.type == "cpu")
     exclude = _exclusions(exclude, usable, len(query_vectors))
-    places = id_places(conversation_ids)
-    # The pool takes half of the memory, at 96 bytes an entry while it is sorted, and must hold a few times k a query.
-    limit = max(budget // 2 // 96, 1024)
-    block = max(1, min(limit // (4 * k), 2**13, 2**62 // (max(len(places), 1) * (limit + 2**28))))
-    parts, skipped = [], 0
+    places, first = id_places(conversation_ids), first_units(conversation)
+    # Candidates take the other half, at 64 bytes each while they are sorted; a query needs room for a few times k.
+    room = max(4 * k, budget // 2 // 64 // max(1, len(queries)))
+    block = max(1, budget // 2 // 64 // room)
+    parts, skipped = [(np.empty(0, int), np.empty(0, int), np.empty(0, np.float32), np.empty(0, int))], 0
     for start in range(0, len(queries), block):
-        within = (exclude[:, 0] >= start) & (exclude[:, 0] < start + block)
-        pool = _Candidates(queries[start:start + block], unit_vectors, conversation, places, k, limit)
-        skipped = _scan(pool, budget // 2, device, exclude[within] - [start, 0])
-        pool.prune()
-        pool.settle()
-        parts.append((usable[start + pool.rows], conversation[pool.units].astype(np.int64), pool.scores,
-                      pool.units.astype(np.int64)))
-    if not parts:
-        parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float32), np.empty(0, np.int64))]
-    return Hits(*(np.concatenate(column) for column in zip(*parts)), skipped)
+        stop = min(len(queries), start + block)
+        # Equal shares for the workers.
+        share = -(-(stop - start) // (workers * -(-(stop - start) // (workers * height))))
+        pools = [_Candidates(queries[top:min(top + share, stop)], unit_vectors, conversation, places, k, room * share)
+                 for top in range(start, stop, share)]
+        pairs = [exclude[(exclude[:, 0] >= top) & (exclude[:, 0] < top + share)] - [top, 0]
+                 for top in range(start, stop, share)]
+        skipped = _scan(pools, pairs, first, width, device, workers)
+        parts += [(usable[top + pool.rows], conversation[pool.units], pool.scores, pool.units)
+                  for top, pool in zip(range(start, stop, share), pools)]
+    rows, conversations, scores, units = (np.concatenate(column) for column in zip(*parts))
+    return Hits(rows, conversations.astype(np.int64), scores, units.astype(np.int64), skipped)
 
-# %% ../../nbs/retrieval/03_dense.ipynb #12ad9a25
+# %% ../../nbs/retrieval/03_dense.ipynb #fbe7d934
 def _check(queries: np.ndarray, units: np.ndarray, conversation: np.ndarray, ids: Sequence[str], k: int) -> None:
     if queries.ndim != 2 or units.ndim != 2 or queries.shape[1] != units.shape[1] or not queries.shape[1]:
         raise CdrError(f"query vectors of shape {queries.shape} and unit vectors of shape {units.shape} do not fit: "
@@ -191,55 +215,67 @@ def _exclusions(pairs: np.ndarray | None, usable: np.ndarray, n_queries: int) ->
     return pairs[np.argsort(pairs[:, 1], kind="stable")]
 
 
-def _scan(pool: _Candidates, budget: int, device: str | None, exclude: np.ndarray) -> int:
-    "Offer every unit to the pool, tile by tile; returns the number of units that cannot rank."
+def _tile(budget: int, dim: int, workers: int, on_cpu: bool) -> tuple[int, int]:
+    "Queries and units of a tile. On a CPU its scores should stay in the cache; a GPU wants large ones."
+    height, width = (800, 2048) if on_cpu else (2048, 65536)
+    while width > 64 and width * (16 * dim + 6 * height * workers) > budget:
+        height, width = max(16, height // 2), width // 2
+    return height, width
+
+
+def _scan(pools: list[_Candidates], exclude: list[np.ndarray], first: np.ndarray, width: int, device, workers: int) -> int:
+    "Offer every unit to every pool, tile by tile; returns the number of units that cannot rank."
     import torch
 
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    on_cpu = device.type == "cpu"
-    height, width = _tiles(budget, pool.queries.shape[1], on_cpu)
-    queries = torch.from_numpy(pool.queries).to(device)
-    first = first_units(pool.conversation)
-    longest_query = float(np.linalg.norm(pool.queries.astype(np.float64), axis=1).max())
-    skipped, start, n_units = 0, 0, len(pool.vectors)
+    vectors, conversation = pools[0].vectors, pools[0].conversation
+    queries = [torch.from_numpy(pool.queries).to(device) for pool in pools]
+    longest = max(pool.lengths.max() for pool in pools)
+    skipped, start = 0, 0
     precision = torch.get_float32_matmul_precision()
     # The error bound holds for true 32-bit products only, not for TF32 or bfloat16 shortcuts.
     torch.set_float32_matmul_precision("highest")
-    try:
-        while start < n_units:
-            # The first tile is small: it gives the thresholds that keep later tiles cheap.
-            stop = min(n_units, start + (min(width, 4096) if not start else width))
-            vectors = torch.from_numpy(np.array(pool.vectors[start:stop], dtype=np.float32)).to(device)
-            lengths = torch.linalg.vector_norm(vectors, dim=1, dtype=torch.float64)
-            broken = ~(torch.isfinite(lengths) & (lengths > 0))
-            if broken.any():
-                vectors[broken] = 0
-                lengths[broken] = 0
-                skipped += int(broken.sum())
-            pool.longest = max(pool.longest, float(lengths.max()))
-            if pool.longest * longest_query > 1e37:
-                raise CdrError(f"vectors of length {longest_query:.0e} and {pool.longest:.0e} overflow 32-bit scores: "
-                               "normalise them to length 1")
-            near, far = np.searchsorted(exclude[:, 1], [start, stop])
-            for top in range(0, len(queries), height):
-                scores = queries[top:top + height] @ vectors.T
-                scores[:, broken] = -torch.inf
-                mine = exclude[near:far] - [top, start]
-                mine = torch.from_numpy(mine[(mine[:, 0] >= 0) & (mine[:, 0] < len(scores))]).to(device)
-                scores[mine[:, 0], mine[:, 1]] = -torch.inf
-                rows = slice(top, top + len(scores))
-                if not start:
-                    pool.kth[rows] = _kth_peak(scores.cpu().numpy(), first[first < stop], pool.k)
-                lower = torch.from_numpy(pool.lower(rows)).to(device)
-                mask = (scores >= lower[:, None]).flatten()
-                # numpy finds the few set ones in a long mask faster than torch does.
-                found = torch.from_numpy(np.flatnonzero(mask.numpy())) if on_cpu else mask.nonzero()[:, 0]
-                values = scores.flatten()[found].cpu().numpy()
-                row, column = np.divmod(found.cpu().numpy(), stop - start)
-                pool.add(row + top, column + start, values)
-            start = stop
-    finally:
-        torch.set_float32_matmul_precision(precision)
+    # Each worker has queries of its own and computes on one thread: what follows the product runs in parallel too.
+    with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as executor:
+        try:
+            while start < len(vectors):
+                # The first tile has about the same size everywhere: it gives the thresholds that keep later tiles cheap.
+                stop = min(len(vectors), start + (width if start else min(2 * width, 4096)))
+                tile = torch.from_numpy(np.array(vectors[start:stop], dtype=np.float32)).to(device)
+                lengths = torch.linalg.vector_norm(tile, dim=1, dtype=torch.float64)
+                broken = ~(torch.isfinite(lengths) & (lengths > 0))
+                if has_broken := bool(broken.any()):
+                    tile[broken], lengths[broken] = 0, 0
+                    skipped += int(broken.sum())
+                if float(lengths.max()) * longest > 1e37:
+                    raise CdrError(f"vectors of length {longest:.0e} and {float(lengths.max()):.0e} overflow 32-bit scores: "
+                                   "normalise them to length 1")
+                begins = first[np.searchsorted(first, start):np.searchsorted(first, stop)] - start
+                cut = -1 if len(begins) and not begins[0] else int(conversation[start])
+
+                def offer(pool: _Candidates, rows, pairs: np.ndarray) -> None:
+                    pool.longest = max(pool.longest, float(lengths.max()))
+                    scores = rows @ tile.T
+                    if has_broken:
+                        scores[:, broken] = -torch.inf
+                    near, far = np.searchsorted(pairs[:, 1], [start, stop])
+                    if near < far:
+                        banned = torch.from_numpy(pairs[near:far] - [0, start]).to(device)
+                        scores[banned[:, 0], banned[:, 1]] = -torch.inf
+                    if not start:
+                        pool.kth = _kth_peak(scores.cpu().numpy(), begins, pool.k)
+                    mask = (scores >= torch.from_numpy(pool.lower()).to(device)[:, None]).flatten()
+                    # numpy finds the few set ones in a long mask faster than torch does.
+                    found = torch.from_numpy(np.flatnonzero(mask.numpy())) if device.type == "cpu" else mask.nonzero()[:, 0]
+                    values, found = scores.flatten()[found].cpu().numpy(), found.cpu().numpy()
+                    ends = np.searchsorted(found, np.arange(len(rows) + 1) * (stop - start))
+                    row = np.repeat(np.arange(len(rows)), np.diff(ends))
+                    pool.add(row, found - row * (stop - start) + start, values, cut)
+
+                list(executor.map(offer, pools, queries, exclude))
+                start = stop
+            list(executor.map(_Candidates.finish, pools))
+        finally:
+            torch.set_float32_matmul_precision(precision)
     return skipped
 
 
