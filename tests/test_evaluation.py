@@ -410,7 +410,8 @@ def test_hostile_names_stay_text_in_every_dialect():
     result = experiment({HOSTILE: {"tu|rn": run}, "b": {"turn": run}}, {"q": {"a": 1}}, ["P@1"], {"q": "<i>&|$area$"})
     for by_area in (None, "P@1"):
         page = Tags(result.to_html(by_area=by_area))
-        assert set(page.tags) <= {"table", "thead", "tbody", "tr", "th", "td", "strong", "p", "small"}
+        assert set(page.tags) <= {"div", "table", "thead", "tbody", "tr", "th", "td", "strong", "p", "small"}
+        assert 'class="tex2jax_ignore mathjax_ignore"' in result.to_html(by_area=by_area)
         assert page.cells[0] == HOSTILE.replace("\r\n", " ") and "$" not in result.to_html(by_area=by_area)
         lines = result.to_markdown(by_area=by_area).split("\n\n")[0].splitlines()
         bars = [line.replace("\\|", "").count("|") for line in lines]

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LEVEL', 'escape_latex', 'Cell', 'Table', 'Experiment', 'experiment']
 
-# %% ../../nbs/evaluation/02_evaluate.ipynb #f634a2ce
+# %% ../../nbs/evaluation/02_evaluate.ipynb #8d1ce3ae
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from .metrics import MEASURES, BadQrels, coverage, dangling, score_matrix
 from .significance import bootstrap_ci, holm, paired_randomisation
 from ..retrieval.run import Run, read_run
 
-# %% ../../nbs/evaluation/02_evaluate.ipynb #c5f9723b
+# %% ../../nbs/evaluation/02_evaluate.ipynb #c5a46cd2
 def _alike(
     cube: np.ndarray,  # [systems, queries, measures]; NaN where a system was not run
 ) -> Iterator[tuple[list[int], np.ndarray]]:  # systems with the same queries, scores [queries, systems*measures]
@@ -74,7 +74,7 @@ def _differences(
             found[name][systems] = np.reshape(row, (len(systems), -1))
     return found
 
-# %% ../../nbs/evaluation/02_evaluate.ipynb #9d954a83
+# %% ../../nbs/evaluation/02_evaluate.ipynb #3bff387d
 _LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
           "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
           "|": r"\textbar{}", "▲": r"$^{\uparrow}$", "▼": r"$^{\downarrow}$", "‡": r"$^{\ddagger}$", "–": "--"}
@@ -128,7 +128,7 @@ class Table:
         return "\n".join([head, line(aligned), *rows, *notes]) + "\n"
 
     def to_html(self) -> str:
-        "A `<table>`, followed by one small paragraph per note."
+        "A `<table>`, followed by one small paragraph per note, in a `<div>`."
         def row(tag, cells):
             tags = (f'<{tag} style="text-align:{"left" if column < self.left else "right"}">{content}</{tag}>'
                     for column, content in enumerate(cells))
@@ -141,7 +141,9 @@ class Table:
         head = row("th", (escape_html(_one_line(name)) for name in self.header))
         body = "\n".join(row("td", map(cell, cells)) for cells in self.rows)
         notes = "".join(f"\n<p><small>{escape_html(_one_line(note))}</small></p>" for note in self.notes)
-        return f"<table>\n<thead>{head}</thead>\n<tbody>\n{body}\n</tbody>\n</table>{notes}\n"
+        # MathJax reads a page after the browser has undone all escapes, so it is told to keep off
+        return (f'<div class="tex2jax_ignore mathjax_ignore">\n<table>\n<thead>{head}</thead>\n'
+                f"<tbody>\n{body}\n</tbody>\n</table>{notes}\n</div>\n")
 
     def to_latex(self) -> str:
         "A `tabular` with the rules of the booktabs package, followed by one line per note."
@@ -165,7 +167,7 @@ class Table:
     def _repr_markdown_(self) -> str:
         return self.to_markdown()
 
-# %% ../../nbs/evaluation/02_evaluate.ipynb #2f1b1933
+# %% ../../nbs/evaluation/02_evaluate.ipynb #b2de1ae6
 LEVEL = 0.05  # of the tests; intervals cover 1 - LEVEL
 
 
@@ -209,15 +211,15 @@ class Experiment:
         measures: Sequence[str] | None = None,  # default: all
     ) -> pd.DataFrame:  # a row per system and measure
         "Means over all queries with their 95 % intervals; `complete` is False where a system was not run everywhere."
-        return self._measured(self._known(measures), None)
+        return _measured(self, _known(self, measures), None)
 
     def by_area(
         self,
         measures: Sequence[str] | None = None,  # default: all
     ) -> pd.DataFrame:  # a row per area, system and measure
         "Means over the queries of each area (section 4.3); a hole has no value."
-        measures = self._known(measures)
-        return pd.concat([self._measured(measures, area) for area in self._known_areas()], ignore_index=True)
+        measures = _known(self, measures)
+        return pd.concat([_measured(self, measures, area) for area in _known_areas(self)], ignore_index=True)
 
     def significance(
         self,
@@ -228,23 +230,7 @@ class Experiment:
 
         `p_holm` is corrected for all comparisons of one measure: the systems, or the systems in all areas. The columns
         `baseline` and `value` are the two means; `low` and `high` bound the difference (95 %)."""
-        if self.baseline is None:
-            raise CdrError("no baseline was named, so there is nothing to test against: "
-                           "call experiment(..., baseline=...)")
-        measures = self._known(measures)
-        place = self.systems.index(self.baseline)
-        table = pd.concat([
-            self._frame(_differences(self._cube(measures, area), place, self.resamples, self.seed), measures, area)
-            for area in (self._known_areas() if by_area else [None])])
-        name, granularity = self.baseline
-        table = table[(table.system != name) | (table.granularity != granularity)].reset_index(drop=True)
-        counts = ["win", "tie", "loss", "n_queries"]
-        table[counts] = table[counts].astype(int)
-        table.insert(table.columns.get_loc("p") + 1, "p_holm", np.nan)
-        for measure in measures:
-            family = (table.measure == measure) & table.p.notna()
-            table.loc[family, "p_holm"] = holm(table.p[family])
-        return table
+        return _tested(self, _known(self, measures), _known_areas(self) if by_area else [None])
 
     def table(
         self,
@@ -252,55 +238,7 @@ class Experiment:
         by_area: str | None = None,  # one measure, over all queries and in each area
     ) -> Table:
         "Means with four decimals, the best in bold, differences from the baseline and incomplete rows marked."
-        shown = self._known(measures if by_area is None else [by_area])
-        columns = [(measure, area) for measure in shown for area in (None, *(self._known_areas() if by_area else ()))]
-        marks = self._marks(shown, by_area is not None)
-        cells = {}
-        for measure, area in columns:
-            cube = self._cube([measure], area)[:, :, 0]
-            ran = np.isfinite(cube)
-            means = np.array([row[there].mean() if there.any() else np.nan for row, there in zip(cube, ran)])
-            complete = ran.all(axis=1)
-            # what rounds to the same four decimals is equally good
-            best = np.round(means[complete].max(initial=-np.inf), 4)
-            for system, mean, whole in zip(self.systems, means, complete):
-                cells[system, measure, area] = Cell("–") if np.isnan(mean) else Cell(
-                    f"{mean:.4f}", bool(whole and complete.sum() > 1 and np.round(mean, 4) >= best),
-                    marks.get((*system, measure, area), "") + "‡" * (not whole))
-        named = any(granularity for _, granularity in self.systems)
-        rows = [(*map(Cell, system[:1 + named]), *(cells[system, measure, area] for measure, area in columns))
-                for system in self.systems]
-        header = (*("system", "granularity")[:1 + named], *(area or measure for measure, area in columns))
-        return Table(header, tuple(rows), tuple(self._notes(by_area)), 1 + named)
-
-    def _marks(self, measures: Sequence[str], by_area: bool) -> dict[tuple, str]:
-        "▲ or ▼ where a corrected test says so."
-        if self.baseline is None:
-            return {}
-        tests = [self.significance(measures).assign(area=None)]
-        if by_area:
-            tests.append(self.significance(measures, by_area=True))
-        return {(row.system, row.granularity, row.measure, row.area): "▲" if row.difference > 0 else "▼"
-                for test in tests for row in test[test.p_holm < LEVEL].itertuples(index=False)}
-
-    def _notes(self, by_area: str | None) -> Iterator[str]:
-        "What a reader must know about the numbers."
-        yield f"{f'{by_area}, means' if by_area else 'Means'} over judged queries: {len(self.queries):,}."
-        if self.baseline:
-            yield (f"▲ better, ▼ worse than {_label(self.baseline)} at {LEVEL} (paired randomisation test, "
-                   "Holm's correction over all comparisons of a measure).")
-        ran = np.isfinite(self.scores).all(axis=2)
-        for key, done, missing in zip(self.systems, ran, self.missing):
-            if not done.all():
-                areas = {area for area, there in zip(self.areas, done) if there}
-                part = f"{len(areas)} of {len(self.area_names)} areas, " if self.area_names else ""
-                yield (f"‡ {_label(key)} is incomplete: over {part}{done.sum():,} of {len(done):,} queries; "
-                       "means over different queries are not comparable.")
-            if missing:
-                yield f"{_label(key)}: queries without a result, which score 0: {len(missing):,}."
-        if self.dangling:
-            yield (f"Judgements of conversations outside the corpus, which no system can find: {len(self.dangling):,}, "
-                   f"such as {self.dangling[0][1]}.")
+        return _table(self, _known(self, [by_area] if by_area else measures), _known_areas(self) if by_area else ())
 
     def to_markdown(self, measures: Sequence[str] | None = None, by_area: str | None = None) -> str:
         "`table` as Markdown."
@@ -315,58 +253,10 @@ class Experiment:
         return self.table(measures, by_area).to_latex()
 
     def _repr_html_(self) -> str:
-        return self.to_html(self._headline())
+        return self.to_html(_headline(self.measures))
 
     def _repr_markdown_(self) -> str:
-        return self.to_markdown(self._headline())
-
-    def _headline(self) -> tuple[str, ...]:
-        "The measures at 10, as in the paper's main table, where they were measured."
-        return tuple(measure for measure in self.measures if measure.endswith("@10")) or self.measures
-
-    def _known(self, measures: Sequence[str] | None) -> tuple[str, ...]:
-        if unknown := [measure for measure in measures or () if measure not in self.measures]:
-            raise CdrError(f"{', '.join(unknown)} was not measured: known are {', '.join(self.measures)}")
-        return self.measures if measures is None else tuple(measures)
-
-    def _known_areas(self) -> tuple[str, ...]:
-        if not self.area_names:
-            raise CdrError("no task areas were given: call experiment(..., areas=...)")
-        return self.area_names
-
-    def _cube(
-        self,
-        measures: Sequence[str],
-        area: str | None,  # None takes all queries
-    ) -> np.ndarray:  # [systems, queries of the area, measures]
-        rows = [row for row, name in enumerate(self.areas) if area is None or name == area]
-        return self.scores[:, rows][:, :, [self.measures.index(measure) for measure in measures]]
-
-    def _measured(self, measures: Sequence[str], area: str | None) -> pd.DataFrame:
-        cube = self._cube(measures, area)
-        ran = np.isfinite(cube).all(axis=2)
-        wanted = {query for query, name in zip(self.queries, self.areas) if area is None or name == area}
-        found = _means(cube, self.resamples, self.seed)
-        found |= {"n_queries": ran.sum(axis=1), "complete": ran.all(axis=1),
-                  "missing": np.array([len(wanted.intersection(queries)) for queries in self.missing])}
-        return self._frame(found, measures, area)
-
-    def _frame(
-        self,
-        found: Mapping[str, np.ndarray],  # [systems] or [systems, measures]
-        measures: Sequence[str],
-        area: str | None,
-    ) -> pd.DataFrame:  # one row per system and measure
-        shape = (len(self.systems), len(measures))
-        system, measure = np.indices(shape).reshape(2, -1)
-        names, granularities = zip(*self.systems)
-        table = pd.DataFrame({"system": _category(names, system), "granularity": _category(granularities, system)})
-        if area is not None:
-            table["area"] = pd.Categorical([area] * len(table), self.area_names, ordered=True)
-        table["measure"] = _category(measures, measure)
-        for name, values in found.items():
-            table[name] = np.broadcast_to(values if values.ndim == 2 else values[:, None], shape).ravel()
-        return table
+        return self.to_markdown(_headline(self.measures))
 
     def save(
         self,
@@ -376,19 +266,7 @@ class Experiment:
 
         A row of `metrics.json` has the keys system, granularity, measure, value, n_queries. The value of an incomplete
         system is null there, since a reader of that file cannot see what is missing."""
-        folder = Path(folder)
-        ran = np.isfinite(self.scores).all(axis=2)
-        rows = [{"system": name, "granularity": granularity, "measure": measure,
-                 "value": float(scores[:, column].mean()) if done.all() else None, "n_queries": int(done.sum())}
-                for (name, granularity), scores, done in zip(self.systems, self.scores, ran)
-                for column, measure in enumerate(self.measures)]
-        with atomic_path(folder / "per_query.parquet") as path:
-            self.per_query.to_parquet(path, compression="zstd", index=False)
-        write_json(folder / "metrics.json", rows)
-        write_json(folder / "experiment.json", {
-            "systems": self.systems, "measures": self.measures, "baseline": self.baseline, "resamples": self.resamples,
-            "seed": self.seed, "missing": self.missing, "unjudged": self.unjudged, "dangling": self.dangling})
-        return folder
+        return _save(self, Path(folder))
 
     @classmethod
     def load(
@@ -396,34 +274,181 @@ class Experiment:
         folder: str | Path,  # where `save` wrote
     ) -> "Experiment":
         "Read an experiment back; all its tables can be made again without the runs."
-        about = read_json(Path(folder) / "experiment.json")
-        table = pd.read_parquet(Path(folder) / "per_query.parquet")
-        systems, measures = _pairs(about["systems"]), tuple(about["measures"])
-        if len(table) % (len(systems) * len(measures)):
-            raise CdrError(f"{folder}: per_query.parquet and experiment.json are not of the same experiment")
-        block = table.iloc[:len(table) // len(systems):len(measures)]
-        shape = (len(systems), len(block), len(measures))
-        return cls(systems, tuple(block["query"].astype(str)), tuple(block["area"].astype(str)), measures,
-                   table["value"].to_numpy(dtype=np.float64).reshape(shape),
-                   tuple(map(tuple, about["missing"])), tuple(map(tuple, about["unjudged"])), _pairs(about["dangling"]),
-                   tuple(about["baseline"]) if about["baseline"] else None, about["resamples"], about["seed"])
+        return cls(**_load(Path(folder)))
+
+# %% ../../nbs/evaluation/02_evaluate.ipynb #322519e2
+def _category(labels: Sequence[str], codes: np.ndarray) -> pd.Categorical:
+    "Ordered categories in the order of first appearance."
+    names = {label: place for place, label in enumerate(dict.fromkeys(labels))}
+    places = np.array([names[label] for label in labels])
+    return pd.Categorical.from_codes(places[codes], list(names), ordered=True)
+
+
+def _frame(
+    result: Experiment,
+    found: Mapping[str, np.ndarray],  # [systems] or [systems, measures]
+    measures: Sequence[str],
+    area: str | None,
+) -> pd.DataFrame:  # one row per system and measure
+    shape = (len(result.systems), len(measures))
+    system, measure = np.indices(shape).reshape(2, -1)
+    names, granularities = zip(*result.systems)
+    table = pd.DataFrame({"system": _category(names, system), "granularity": _category(granularities, system)})
+    if area is not None:
+        table["area"] = pd.Categorical([area] * len(table), result.area_names, ordered=True)
+    table["measure"] = _category(measures, measure)
+    for name, values in found.items():
+        table[name] = np.broadcast_to(values if values.ndim == 2 else values[:, None], shape).ravel()
+    return table
+
+
+def _known(result: Experiment, measures: Sequence[str] | None) -> tuple[str, ...]:
+    if unknown := [measure for measure in measures or () if measure not in result.measures]:
+        raise CdrError(f"{', '.join(unknown)} was not measured: known are {', '.join(result.measures)}")
+    return result.measures if measures is None else tuple(measures)
+
+
+def _known_areas(result: Experiment) -> tuple[str, ...]:
+    if not result.area_names:
+        raise CdrError("no task areas were given: call experiment(..., areas=...)")
+    return result.area_names
+
+
+def _headline(measures: tuple[str, ...]) -> tuple[str, ...]:
+    "The measures at 10, as in the paper's main table, where there are any."
+    return tuple(measure for measure in measures if measure.endswith("@10")) or measures
+
+# %% ../../nbs/evaluation/02_evaluate.ipynb #ca43eb4d
+def _cube(
+    result: Experiment,
+    measures: Sequence[str],
+    area: str | None,  # None takes all queries
+) -> np.ndarray:  # [systems, queries of the area, measures]
+    rows = [row for row, name in enumerate(result.areas) if area is None or name == area]
+    return result.scores[:, rows][:, :, [result.measures.index(measure) for measure in measures]]
+
+
+def _measured(result: Experiment, measures: Sequence[str], area: str | None) -> pd.DataFrame:
+    cube = _cube(result, measures, area)
+    ran = np.isfinite(cube).all(axis=2)
+    wanted = {query for query, name in zip(result.queries, result.areas) if area is None or name == area}
+    found = _means(cube, result.resamples, result.seed)
+    found |= {"n_queries": ran.sum(axis=1), "complete": ran.all(axis=1),
+              "missing": np.array([len(wanted.intersection(queries)) for queries in result.missing])}
+    return _frame(result, found, measures, area)
+
+
+def _tested(result: Experiment, measures: Sequence[str], areas: Sequence[str | None]) -> pd.DataFrame:
+    if result.baseline is None:
+        raise CdrError("no baseline was named, so there is nothing to test against: "
+                       "call experiment(..., baseline=...)")
+    place = result.systems.index(result.baseline)
+    parts = []
+    for area in areas:
+        found = _differences(_cube(result, measures, area), place, result.resamples, result.seed)
+        parts.append(_frame(result, found, measures, area))
+    table = pd.concat(parts)
+    name, granularity = result.baseline
+    table = table[(table.system != name) | (table.granularity != granularity)].reset_index(drop=True)
+    counts = ["win", "tie", "loss", "n_queries"]
+    table[counts] = table[counts].astype(int)
+    table.insert(table.columns.get_loc("p") + 1, "p_holm", np.nan)
+    for measure in measures:
+        family = (table.measure == measure) & table.p.notna()
+        table.loc[family, "p_holm"] = holm(table.p[family])
+    return table
+
+# %% ../../nbs/evaluation/02_evaluate.ipynb #26a1b9d7
+def _table(result: Experiment, measures: Sequence[str], areas: Sequence[str]) -> Table:
+    columns = [(measure, area) for measure in measures for area in (None, *areas)]
+    marks = _marks(result, measures, areas)
+    cells = {}
+    for measure, area in columns:
+        cube = _cube(result, [measure], area)[:, :, 0]
+        ran = np.isfinite(cube)
+        means = np.array([row[there].mean() if there.any() else np.nan for row, there in zip(cube, ran)])
+        complete = ran.all(axis=1)
+        # what rounds to the same four decimals is equally good
+        best = np.round(means[complete].max(initial=-np.inf), 4)
+        for system, mean, whole in zip(result.systems, means, complete):
+            cells[system, measure, area] = Cell("–") if np.isnan(mean) else Cell(
+                f"{mean:.4f}", bool(whole and complete.sum() > 1 and np.round(mean, 4) >= best),
+                marks.get((*system, measure, area), "") + "‡" * (not whole))
+    named = any(granularity for _, granularity in result.systems)
+    rows = [(*map(Cell, system[:1 + named]), *(cells[system, measure, area] for measure, area in columns))
+            for system in result.systems]
+    header = (*("system", "granularity")[:1 + named], *(area or measure for measure, area in columns))
+    return Table(header, tuple(rows), tuple(_notes(result, measures[0] if areas else None)), 1 + named)
+
+
+def _marks(result: Experiment, measures: Sequence[str], areas: Sequence[str]) -> dict[tuple, str]:
+    "▲ or ▼ where a corrected test says so, by (system, granularity, measure, area)."
+    if result.baseline is None:
+        return {}
+    tests = [_tested(result, measures, [None]).assign(area=None)]
+    if areas:
+        tests.append(_tested(result, measures, areas))
+    return {(row.system, row.granularity, row.measure, row.area): "▲" if row.difference > 0 else "▼"
+            for test in tests for row in test[test.p_holm < LEVEL].itertuples(index=False)}
 
 
 def _label(system: tuple[str, str]) -> str:
     return f"{system[0]} ({system[1]})" if system[1] else system[0]
 
 
-def _pairs(rows: Sequence[Sequence[str]]) -> tuple[tuple[str, str], ...]:
-    return tuple((first, second) for first, second in rows)
+def _notes(result: Experiment, measure: str | None) -> Iterator[str]:
+    yield f"{f'{measure}, means' if measure else 'Means'} over judged queries: {len(result.queries):,}."
+    if result.baseline:
+        yield (f"▲ better, ▼ worse than {_label(result.baseline)} at {LEVEL} (paired randomisation test, "
+               "Holm's correction over all comparisons of a measure).")
+    ran = np.isfinite(result.scores).all(axis=2)
+    for key, done, missing in zip(result.systems, ran, result.missing):
+        if not done.all():
+            areas = {area for area, there in zip(result.areas, done) if there}
+            part = f"{len(areas)} of {len(result.area_names)} areas, " if result.area_names else ""
+            yield (f"‡ {_label(key)} is incomplete: over {part}{done.sum():,} of {len(done):,} queries; "
+                   "means over different queries are not comparable.")
+        if missing:
+            yield f"{_label(key)}: queries without a result, which score 0: {len(missing):,}."
+    if result.dangling:
+        yield (f"Judgements of conversations outside the corpus, which no system can find: {len(result.dangling):,}, "
+               f"such as {result.dangling[0][1]}.")
+
+# %% ../../nbs/evaluation/02_evaluate.ipynb #dba465d4
+def _save(result: Experiment, folder: Path) -> Path:
+    ran = np.isfinite(result.scores).all(axis=2)
+    rows = [{"system": name, "granularity": granularity, "measure": measure,
+             "value": float(scores[:, column].mean()) if done.all() else None, "n_queries": int(done.sum())}
+            for (name, granularity), scores, done in zip(result.systems, result.scores, ran)
+            for column, measure in enumerate(result.measures)]
+    with atomic_path(folder / "per_query.parquet") as path:
+        result.per_query.to_parquet(path, compression="zstd", index=False)
+    write_json(folder / "metrics.json", rows)
+    write_json(folder / "experiment.json", {
+        "systems": result.systems, "measures": result.measures, "baseline": result.baseline,
+        "resamples": result.resamples, "seed": result.seed, "missing": result.missing, "unjudged": result.unjudged,
+        "dangling": result.dangling})
+    return folder
 
 
-def _category(labels: Sequence[str], codes: np.ndarray) -> pd.Categorical:
-    "Ordered categories in the order of first appearance, so that nothing is ever sorted by name."
-    names = {label: place for place, label in enumerate(dict.fromkeys(labels))}
-    places = np.array([names[label] for label in labels])
-    return pd.Categorical.from_codes(places[codes], list(names), ordered=True)
+def _load(folder: Path) -> dict:  # fields of an `Experiment`
+    about = read_json(folder / "experiment.json")
+    table = pd.read_parquet(folder / "per_query.parquet")
+    systems = tuple((name, granularity) for name, granularity in about["systems"])
+    measures = tuple(about["measures"])
+    n_queries, rest = divmod(len(table), len(systems) * len(measures))
+    if rest or tuple(dict.fromkeys(table["measure"].astype(str))) != measures:
+        raise CdrError(f"{folder}: per_query.parquet and experiment.json are not of the same experiment")
+    queries = table.iloc[:n_queries * len(measures):len(measures)]
+    return {"systems": systems, "queries": tuple(queries["query"].astype(str)),
+            "areas": tuple(queries["area"].astype(str)), "measures": measures,
+            "scores": table["value"].to_numpy(dtype=np.float64).reshape(len(systems), n_queries, len(measures)),
+            "missing": tuple(map(tuple, about["missing"])), "unjudged": tuple(map(tuple, about["unjudged"])),
+            "dangling": tuple((query, conversation) for query, conversation in about["dangling"]),
+            "baseline": tuple(about["baseline"]) if about["baseline"] else None,
+            "resamples": about["resamples"], "seed": about["seed"]}
 
-# %% ../../nbs/evaluation/02_evaluate.ipynb #b9cff7b1
+# %% ../../nbs/evaluation/02_evaluate.ipynb #5e9c39c9
 def experiment(
     systems: Mapping[str, Run | str | Path | Mapping[str, Run | str | Path]],  # name -> run or file, or see above
     qrels: Mapping[str, Mapping[str, int]],  # query -> conversation -> grade

@@ -6,7 +6,7 @@
 __all__ = ['KINDS', 'UNLABELLED', 'NO_RESULT', 'find_failures', 'count_failures', 'area_loss', 'best_unit', 'Comparison',
            'compare', 'pick_examples']
 
-# %% ../../nbs/evaluation/04_failures.ipynb #83446bce
+# %% ../../nbs/evaluation/04_failures.ipynb #980e966f
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +21,7 @@ from .metrics import check_qrels
 from ..retrieval.run import Run
 from ..retrieval.segment import Units
 
-# %% ../../nbs/evaluation/04_failures.ipynb #87da700f
+# %% ../../nbs/evaluation/04_failures.ipynb #492d91c9
 KINDS = {
     "role": "Role Recognition Failure",
     "progression": "Dynamic Progression Failure",
@@ -76,7 +76,7 @@ def find_failures(
     table = pd.DataFrame(rows, columns=["query", "area", "kind", "wrong", "wrong_rank", "missed", "missed_rank"])
     return table.assign(kind=_kinds(table.kind)).astype({"wrong_rank": "Int64", "missed_rank": "Int64"})
 
-# %% ../../nbs/evaluation/04_failures.ipynb #ee33d5bb
+# %% ../../nbs/evaluation/04_failures.ipynb #16d879f4
 def count_failures(
     runs: Mapping[str, Run],  # system -> run
     qrels: Mapping[str, Mapping[str, int]],
@@ -100,7 +100,7 @@ def count_failures(
     table = pd.DataFrame(rows, columns=["system", "kind", "queries", "conversations", "labelled", "rate"])
     return table.assign(kind=_kinds(table.kind), system=pd.Categorical(table.system, list(runs), ordered=True))
 
-# %% ../../nbs/evaluation/04_failures.ipynb #08d23bb4
+# %% ../../nbs/evaluation/04_failures.ipynb #cac84bc1
 def area_loss(
     result: Experiment,
     measure: str = "nDCG@10",
@@ -115,7 +115,7 @@ def area_loss(
     found["share"] = (found.total / whole).where(whole > 0)
     return found.drop(columns="total")
 
-# %% ../../nbs/evaluation/04_failures.ipynb #1d45ace9
+# %% ../../nbs/evaluation/04_failures.ipynb #4b7619e5
 def best_unit(
     run: Run,
     units: Units,  # that the run was made from
@@ -131,7 +131,7 @@ def best_unit(
             return int(units.start[unit]), int(units.stop[unit])
     return None
 
-
+# %% ../../nbs/evaluation/04_failures.ipynb #2857d871
 @dataclass(frozen=True)
 class Comparison:
     "A wrongly preferred conversation beside a missed one, as escaped HTML or Markdown."
@@ -155,8 +155,10 @@ class Comparison:
             f'<div style="flex:1 1 20em;min-width:0"><strong>{escape_html(title)}</strong>'
             f"{conversation_html(conversation, mark) if conversation else ''}</div>"
             for title, conversation, mark in self._sides())
-        return (f"<p><strong>{escape_html(self.query)}</strong><br><small>{escape_html(self.kind)}</small></p>"
-                f'<div style="display:flex;flex-wrap:wrap;gap:1.5em">{sides}</div>')
+        # MathJax reads a page after the browser has undone all escapes, so it is told to keep off
+        return ('<div class="tex2jax_ignore mathjax_ignore">'
+                f"<p><strong>{escape_html(self.query)}</strong><br><small>{escape_html(self.kind)}</small></p>"
+                f'<div style="display:flex;flex-wrap:wrap;gap:1.5em">{sides}</div></div>')
 
     def _repr_markdown_(self) -> str:
         def said(conversation, mark):
@@ -169,7 +171,7 @@ class Comparison:
         texts = " | ".join(said(conversation, mark) for _, conversation, mark in self._sides())
         return f"**{escape_md(self.query)}** ({escape_md(self.kind)})\n\n| {titles} |\n| :-- | :-- |\n| {texts} |\n"
 
-
+# %% ../../nbs/evaluation/04_failures.ipynb #e1dd6d4c
 def compare(
     failure: Any,  # a row of `find_failures`: a Series, or a tuple of `itertuples`
     queries: Mapping[str, str],  # id -> text
@@ -195,7 +197,7 @@ def compare(
     return Comparison(queries[failure.query], str(failure.kind), look(failure.wrong), rank(failure.wrong_rank),
                       look(failure.missed), rank(failure.missed_rank), mark(failure.wrong), mark(failure.missed))
 
-
+# %% ../../nbs/evaluation/04_failures.ipynb #2d6d0240
 def pick_examples(
     failures: pd.DataFrame,  # of `find_failures`
     per_kind: int = 1,
