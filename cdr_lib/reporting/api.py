@@ -6,7 +6,7 @@
 __all__ = ['Parameter', 'Entry', 'Module', 'read_module', 'read_package', 'literal_md', 'summary_md', 'parameter_table',
            'entry_md', 'module_md']
 
-# %% ../../nbs/reporting/08_api.ipynb #8844dda9
+# %% ../../nbs/reporting/08_api.ipynb #ac97f480
 import ast
 import copy
 import io
@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# %% ../../nbs/reporting/08_api.ipynb #b4c677fb
+# %% ../../nbs/reporting/08_api.ipynb #f6e3ad3d
 @dataclass(frozen=True)
 class Parameter:
     "One row of a parameter table; each part is source text, empty where there is none."
@@ -49,7 +49,7 @@ class Module:
     blurb: str
     entries: tuple[Entry, ...]
 
-# %% ../../nbs/reporting/08_api.ipynb #823141ee
+# %% ../../nbs/reporting/08_api.ipynb #987837f1
 def _comments(source: str) -> tuple[dict[int, str], set[int]]:
     "Comments by line, and the lines that hold nothing but a comment."
     found, alone = {}, set()
@@ -71,7 +71,7 @@ def _comment_for(line: int, last: int, comments: dict[int, str], alone: set[int]
         above.append(comments[line])
     return " ".join(reversed(above))
 
-# %% ../../nbs/reporting/08_api.ipynb #101f46ba
+# %% ../../nbs/reporting/08_api.ipynb #20fa8d8f
 def _imported(tree: ast.Module, module: str) -> dict[str, str]:
     "Local name -> full dotted name, for what the module defines itself and what it imports from its own package."
     package = module.partition(".")[0]
@@ -123,7 +123,7 @@ def _signature(node: ast.FunctionDef, names: Mapping[str, str], bound: bool) -> 
     returns = f" -> {ast.unparse(qualify.visit(node.returns))}" if node.returns else ""
     return f"({ast.unparse(arguments)}){returns}"
 
-# %% ../../nbs/reporting/08_api.ipynb #002bb730
+# %% ../../nbs/reporting/08_api.ipynb #7c6f9d8a
 class _Reader:
     "Turns the syntax tree of one module into entries."
 
@@ -236,7 +236,7 @@ def _makes_constructor(node: ast.ClassDef, bases: tuple[str, ...]) -> bool:
     marks = [ast.unparse(mark.func if isinstance(mark, ast.Call) else mark) for mark in node.decorator_list]
     return any(name.rpartition(".")[2] in ("dataclass", "NamedTuple") for name in (*marks, *bases))
 
-# %% ../../nbs/reporting/08_api.ipynb #2db7f646
+# %% ../../nbs/reporting/08_api.ipynb #c0587958
 def read_module(
     path: str | Path,  # the exported file
     name: str,  # its dotted name
@@ -269,13 +269,13 @@ def read_package(
                 found[name] = module
     return found
 
-# %% ../../nbs/reporting/08_api.ipynb #68bfa0d1
+# %% ../../nbs/reporting/08_api.ipynb #9609b5a0
 def literal_md(
     text: str,
     cell: bool = False,  # for a table cell: also pipes and line breaks
 ) -> str:  # MyST Markdown
     "Docstring text as Markdown: code in backticks stays code, indented blocks stay blocks, all else is literal."
-    parts = re.split(r"(``[^`]+``|`[^`\n]+`)", text)
+    parts = re.split(r"((?:^|(?<=\n))    [^\n]*|``[^`]+``|`[^`\n]+`)", text)
     parts = [part if i % 2 else re.sub(r"([\\*_$<\[\]~^{}])", r"\\\1", part) for i, part in enumerate(parts)]
     text = "".join(parts)
     return re.sub(r"\s*\n\s*", " ", text.replace("|", "\\|")) if cell else text

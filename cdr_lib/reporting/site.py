@@ -7,7 +7,7 @@ __all__ = ['SECTIONS', 'SKIPPED', 'DIRECTIVES', 'SiteError', 'Page', 'find_pages
            'execute_all', 'Converter', 'section_pages', 'api_pages', 'report_pages', 'check_site', 'build_site',
            'flatten', 'readme', 'write_readme', 'notebook_map', 'main']
 
-# %% ../../nbs/reporting/09_site.ipynb #9dbc0c5b
+# %% ../../nbs/reporting/09_site.ipynb #30847130
 import ast
 import html
 import os
@@ -34,7 +34,7 @@ from ..core.config import CdrError, cache_dir, file_hash, project_root, read_jso
 from ..core.conversation import escape_md
 from .api import Module, literal_md, module_md, read_package, summary_md
 
-# %% ../../nbs/reporting/09_site.ipynb #ea5023e1
+# %% ../../nbs/reporting/09_site.ipynb #ee69b35f
 class SiteError(CdrError):
     "The site cannot be built as it is: the message lists every reason that was found."
 
@@ -95,7 +95,7 @@ def find_pages(
     return sorted(pages, key=lambda page: (page.name != "index", page.section == "",
                                            order.index(page.section) if page.section in order else len(order), page.name))
 
-# %% ../../nbs/reporting/09_site.ipynb #0986db23
+# %% ../../nbs/reporting/09_site.ipynb #737e440d
 # Flags of cells that need more than a bare machine (settings.ini, tst_flags).
 SKIPPED = ("notest", "slow", "gpu", "net", "llm")
 
@@ -197,7 +197,7 @@ def execute_all(
         raise SiteError("\n\n".join(failures))
     return results
 
-# %% ../../nbs/reporting/09_site.ipynb #d8de0f90
+# %% ../../nbs/reporting/09_site.ipynb #c6d32916
 DIRECTIVES = frozenset({
     "default_exp", "export", "exports", "exporti", "hide", "hide_input", "hide_output", "eval", *SKIPPED,
     "echo", "output", "include", "code-fold", "code-summary", "fig-cap", "fig-alt", "label"})
@@ -347,7 +347,10 @@ class Converter:
 
 
 def _only_imports(source: str) -> bool:
-    return all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(source).body)
+    try:
+        return all(isinstance(node, (ast.Import, ast.ImportFrom)) for node in ast.parse(source).body)
+    except SyntaxError:  # a line of Jupyter, such as %time
+        return False
 
 
 def _shown(output: NotebookNode) -> NotebookNode | None:
@@ -365,7 +368,7 @@ def _shown(output: NotebookNode) -> NotebookNode | None:
         data["text/html"] = f'<iframe class="page" sandbox srcdoc="{html.escape(data["text/html"])}"></iframe>'
     return nbformat.from_dict({**output, "data": data})
 
-# %% ../../nbs/reporting/09_site.ipynb #b5ee147a
+# %% ../../nbs/reporting/09_site.ipynb #676083dd
 def _toctree(names: Sequence[str], caption: str = "", hidden: bool = True) -> str:
     options = [":hidden:"] if hidden else []
     options += [f":caption: {caption}"] if caption else []
@@ -429,7 +432,7 @@ def api_pages(
                                       _toctree(toc), *tables])
     return found
 
-# %% ../../nbs/reporting/09_site.ipynb #c46c20ca
+# %% ../../nbs/reporting/09_site.ipynb #cb5d63c1
 def _described(folder: Path, order: Sequence[str]) -> list[tuple[Path, dict]]:
     "Result files that have a description, in the order in which the report made them."
     found = [(path, read_json(path)) for path in folder.glob("*.json")]
@@ -491,7 +494,7 @@ def _provenance_md(manifest: Mapping) -> str:
         runs.append(f"| {' | '.join(escape_md(str(cell)) for cell in cells)} |")
     return "\n\n".join(["# Provenance", "> What every number of the report rests on.", "\n".join(rows), "## Runs", "\n".join(runs)]) + "\n"
 
-# %% ../../nbs/reporting/09_site.ipynb #9f7292f3
+# %% ../../nbs/reporting/09_site.ipynb #78598050
 @dataclass(frozen=True)
 class _Settings:
     title: str
@@ -586,7 +589,7 @@ def _sphinx(source: Path, work: Path) -> Path:
     write_text(names, listed)
     return pages
 
-# %% ../../nbs/reporting/09_site.ipynb #61559c9b
+# %% ../../nbs/reporting/09_site.ipynb #161b707c
 _ACTIVE = ("script", "object", "embed", "form", "base", "frame")
 
 
@@ -656,7 +659,7 @@ def check_site(
                 problems.append(f"{path.relative_to(folder)}: no place {parts.fragment!r} in {parts.path or 'this page'}")
     return problems
 
-# %% ../../nbs/reporting/09_site.ipynb #66630160
+# %% ../../nbs/reporting/09_site.ipynb #6e90d886
 def build_site(
     out: str | Path = "_docs",  # replaced as a whole; below the project unless absolute
     execute: bool = True,  # False: pages without outputs, for a quick look
@@ -731,7 +734,7 @@ def _publish(built: Path, out: Path) -> Path:
     shutil.rmtree(old, ignore_errors=True)
     return out
 
-# %% ../../nbs/reporting/09_site.ipynb #0f521ffb
+# %% ../../nbs/reporting/09_site.ipynb #723eab02
 def flatten(
     notebook: NotebookNode,  # executed
 ) -> list[str]:  # Markdown, one text a cell
@@ -801,7 +804,7 @@ def notebook_map(
         rows.append(f"| **{title}** | {links} |")
     return "\n".join(["| part | notebooks |", "|---|---|", *rows])
 
-# %% ../../nbs/reporting/09_site.ipynb #9b7f027f
+# %% ../../nbs/reporting/09_site.ipynb #bcd7e406
 def main() -> None:
     "Build the site (`python -m cdr_lib.reporting.site`); an error is one message and exit code 1."
     try:
@@ -809,7 +812,7 @@ def main() -> None:
     except CdrError as error:
         sys.exit(f"{type(error).__name__}: {error}")
 
-# %% ../../nbs/reporting/09_site.ipynb #99647f0b
+# %% ../../nbs/reporting/09_site.ipynb #76318e61
 #| eval: false
 if __name__ == "__main__":
     main()
