@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['exact_scores', 'parse_bytes', 'dense_topk']
 
-# %% ../../nbs/retrieval/03_dense.ipynb #90b1d9ba
+# %% ../../nbs/retrieval/03_dense.ipynb #fb96c158
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ import numpy as np
 from ..core.config import CdrError
 from .run import Hits, first_units, id_places, ranking
 
-# %% ../../nbs/retrieval/03_dense.ipynb #c8f53dff
+# %% ../../nbs/retrieval/03_dense.ipynb #46290f91
 def exact_scores(
     queries: np.ndarray,  # [pairs, dim]
     units: np.ndarray,  # [pairs, dim]
@@ -24,7 +24,7 @@ def exact_scores(
     with np.errstate(over="ignore"):
         return np.einsum("ij,ij->i", queries.astype(np.float64), units.astype(np.float64)).astype(np.float32)
 
-# %% ../../nbs/retrieval/03_dense.ipynb #7c13aba6
+# %% ../../nbs/retrieval/03_dense.ipynb #54e7ab97
 _LOWEST = np.finfo(np.float32).min
 
 
@@ -127,7 +127,7 @@ class _Candidates:
         full = np.flatnonzero(counts == self.k)
         self.kth[full] = scores[np.cumsum(counts)[full] - 1]
 
-# %% ../../nbs/retrieval/03_dense.ipynb #328fd7a8
+# %% ../../nbs/retrieval/03_dense.ipynb #622054cc
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -148,7 +148,7 @@ def dense_topk(
     conversation_ids: Sequence[str],  # distinct
     k: int = 100,  # conversations to keep per query
     max_memory: str | int = "512MiB",  # working memory, beyond what goes in and comes out
-    device: str | None = None,  # of torch; default: a GPU if there is one
+    device: str | None = None,  # "cuda", "cuda:1" or "cpu"; default: a GPU if there is one
     exclude: np.ndarray | None = None,  # int [pairs, 2] of (query, unit) that must not match
 ) -> Hits:
     """The `k` conversations with the greatest inner product of any unit, exactly, for each query.
@@ -161,7 +161,9 @@ def dense_topk(
     query_vectors, conversation = np.asarray(query_vectors), np.asarray(conversation)
     budget = parse_bytes(max_memory)
     _check(query_vectors, unit_vectors, conversation, conversation_ids, k)
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    # Of several GPUs the first; other accelerators do not promise true 32-bit products.
+    device = torch.device(device.split(",")[0] if device.startswith("cuda") else "cpu")
     workers = torch.get_num_threads() if device.type == "cpu" else 1
     usable = np.flatnonzero(query_vectors.any(axis=1))
     queries = np.ascontiguousarray(query_vectors[usable], dtype=np.float32)
@@ -186,7 +188,7 @@ def dense_topk(
     rows, conversations, scores, units = (np.concatenate(column) for column in zip(*parts))
     return Hits(rows, conversations.astype(np.int64), scores, units.astype(np.int64), skipped)
 
-# %% ../../nbs/retrieval/03_dense.ipynb #fbe7d934
+# %% ../../nbs/retrieval/03_dense.ipynb #655f8531
 def _check(queries: np.ndarray, units: np.ndarray, conversation: np.ndarray, ids: Sequence[str], k: int) -> None:
     if queries.ndim != 2 or units.ndim != 2 or queries.shape[1] != units.shape[1] or not queries.shape[1]:
         raise CdrError(f"query vectors of shape {queries.shape} and unit vectors of shape {units.shape} do not fit: "
@@ -223,14 +225,15 @@ def _tile(budget: int, dim: int, workers: int, on_cpu: bool) -> tuple[int, int]:
     return height, width
 
 
-def _scan(pools: list[_Candidates], exclude: list[np.ndarray], first: np.ndarray, width: int, device, workers: int) -> int:
+def _scan(pools: list[_Candidates], exclude: list[np.ndarray], first: np.ndarray, width: int, device,
+          workers: int) -> int:
     "Offer every unit to every pool, tile by tile; returns the number of units that cannot rank."
     import torch
 
     vectors, conversation = pools[0].vectors, pools[0].conversation
     queries = [torch.from_numpy(pool.queries).to(device) for pool in pools]
     longest = max(pool.lengths.max() for pool in pools)
-    skipped, start = 0, 0
+    skipped, start, on_cpu = 0, 0, device.type == "cpu"
     precision = torch.get_float32_matmul_precision()
     # The error bound holds for true 32-bit products only, not for TF32 or bfloat16 shortcuts.
     torch.set_float32_matmul_precision("highest")
@@ -238,17 +241,18 @@ def _scan(pools: list[_Candidates], exclude: list[np.ndarray], first: np.ndarray
     with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as executor:
         try:
             while start < len(vectors):
-                # The first tile has about the same size everywhere: it gives the thresholds that keep later tiles cheap.
+                # The first tile is of like size everywhere: it gives the thresholds that keep later tiles cheap.
                 stop = min(len(vectors), start + (width if start else min(2 * width, 4096)))
-                tile = torch.from_numpy(np.array(vectors[start:stop], dtype=np.float32)).to(device)
+                tile = torch.from_numpy(np.array(vectors[start:stop], dtype=np.float32))
                 lengths = torch.linalg.vector_norm(tile, dim=1, dtype=torch.float64)
                 broken = ~(torch.isfinite(lengths) & (lengths > 0))
                 if has_broken := bool(broken.any()):
                     tile[broken], lengths[broken] = 0, 0
                     skipped += int(broken.sum())
                 if float(lengths.max()) * longest > 1e37:
-                    raise CdrError(f"vectors of length {longest:.0e} and {float(lengths.max()):.0e} overflow 32-bit scores: "
-                                   "normalise them to length 1")
+                    raise CdrError(f"vectors of length {longest:.0e} and {float(lengths.max()):.0e} overflow 32-bit "
+                                   "scores: normalise them to length 1")
+                tile = tile.to(device)
                 begins = first[np.searchsorted(first, start):np.searchsorted(first, stop)] - start
                 cut = -1 if len(begins) and not begins[0] else int(conversation[start])
 
@@ -264,8 +268,8 @@ def _scan(pools: list[_Candidates], exclude: list[np.ndarray], first: np.ndarray
                     if not start:
                         pool.kth = _kth_peak(scores.cpu().numpy(), begins, pool.k)
                     mask = (scores >= torch.from_numpy(pool.lower()).to(device)[:, None]).flatten()
-                    # numpy finds the few set ones in a long mask faster than torch does.
-                    found = torch.from_numpy(np.flatnonzero(mask.numpy())) if device.type == "cpu" else mask.nonzero()[:, 0]
+                    # On a CPU, numpy finds the few set ones in a long mask faster than torch does.
+                    found = torch.from_numpy(np.flatnonzero(mask.numpy())) if on_cpu else mask.nonzero()[:, 0]
                     values, found = scores.flatten()[found].cpu().numpy(), found.cpu().numpy()
                     ends = np.searchsorted(found, np.arange(len(rows) + 1) * (stop - start))
                     row = np.repeat(np.arange(len(rows)), np.diff(ends))

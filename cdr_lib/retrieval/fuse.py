@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['fuse']
 
-# %% ../../nbs/retrieval/05_fuse.ipynb #b83ee7c4
+# %% ../../nbs/retrieval/05_fuse.ipynb #c857dd55
 import math
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ import numpy as np
 from ..core.config import CdrError
 from .run import Run
 
-# %% ../../nbs/retrieval/05_fuse.ipynb #1cac68a1
+# %% ../../nbs/retrieval/05_fuse.ipynb #9c550a97
 def fuse(
     runs: Sequence[Run],  # rankings of the same conversations
     method: str = "rrf",  # "rrf" or "minmax"
@@ -49,7 +49,8 @@ def fuse(
     meta = {"fusion": method, "runs": [run.name for run in runs], "weights": weights}
     if method == "rrf":
         meta["rank_constant"] = rank_constant
-    fused = Run.from_columns(row_of, rows, ids, codes, scores, name=name or "+".join([method, *meta["runs"]]), meta=meta)
+    name = name or "+".join([method, *meta["runs"]])
+    fused = Run.from_columns(row_of, rows, ids, codes, scores, name=name, meta=meta)
     return fused if k is None else fused.top(k)
 
 
