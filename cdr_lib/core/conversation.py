@@ -6,7 +6,7 @@
 __all__ = ['ROLES', 'RENDERINGS', 'BadRecord', 'is_blank', 'Turn', 'Conversation', 'render', 'content_hash', 'escape_html',
            'escape_md', 'conversation_html']
 
-# %% ../../nbs/core/01_conversation.ipynb #12396e96
+# %% ../../nbs/core/01_conversation.ipynb #5c015fc8
 import html
 import re
 import unicodedata
@@ -16,7 +16,7 @@ from typing import Any
 
 from .config import CdrError, text_hash
 
-# %% ../../nbs/core/01_conversation.ipynb #0cb8b7d3
+# %% ../../nbs/core/01_conversation.ipynb #abe230a1
 ROLES = ("user", "assistant", "system", "tool")
 
 
@@ -27,17 +27,20 @@ class BadRecord(CdrError):
         self.reason, self.where = reason, where
         super().__init__(f"{where}: {reason}" if where else reason)
 
-# %% ../../nbs/core/01_conversation.ipynb #8d876725
+# %% ../../nbs/core/01_conversation.ipynb #f2b33d95
 def is_blank(text: str) -> bool:
     "True when `text` shows nothing: only white space, format (Cf) and control (Cc) characters."
     return all(char.isspace() or unicodedata.category(char) in ("Cf", "Cc") for char in text)
 
-# %% ../../nbs/core/01_conversation.ipynb #17799a2b
+# %% ../../nbs/core/01_conversation.ipynb #813d4066
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
 def _check_text(value: Any, what: str) -> None:
     if not isinstance(value, str):
         raise BadRecord(f"{what} is {type(value).__name__}, not text")
     # A lone half of a surrogate pair loads from JSON and breaks every later write: stop it at the door.
-    if any("\ud800" <= char <= "\udfff" for char in value):
+    if not value.isascii() and _SURROGATE.search(value):
         raise BadRecord(f"{what} holds a lone surrogate (half of a cut character), which UTF-8 cannot store")
 
 
@@ -90,7 +93,7 @@ def _check_fields(row: Mapping, needed: set, optional: set, what: str) -> None:
         raise BadRecord(f"{what} has unknown fields {', '.join(sorted(map(str, unknown)))}: "
                         f"known are {', '.join(sorted(needed | optional))}")
 
-# %% ../../nbs/core/01_conversation.ipynb #86e0ff40
+# %% ../../nbs/core/01_conversation.ipynb #2fef85ed
 @dataclass(frozen=True)
 class Conversation:
     "A sequence of turns with an id. `meta` describes it, `labels` annotate it (for building and judging, never searched)."
@@ -160,7 +163,7 @@ class Conversation:
         lines = (f"**{turn.role}:** {escape_md(turn.text)}" for turn in self.turns)
         return f"**{escape_md(self.id)}**\n\n" + "\n\n".join(lines)
 
-# %% ../../nbs/core/01_conversation.ipynb #5877c2d1
+# %% ../../nbs/core/01_conversation.ipynb #6cff4da4
 RENDERINGS = ("plain", "text")
 
 
@@ -175,13 +178,13 @@ def render(
         return "\n".join(turn.text for turn in turns)
     raise CdrError(f"rendering {rendering!r} is unknown: it must be one of {', '.join(RENDERINGS)}")
 
-# %% ../../nbs/core/01_conversation.ipynb #b2c0e6a6
+# %% ../../nbs/core/01_conversation.ipynb #5025f1fc
 def content_hash(conversation: Conversation) -> str:  # 64 hexadecimal digits
     "Hash of what was said and by whom, NFC-normalised; ids and annotations do not count."
     parts = (part for turn in conversation.turns for part in (turn.role, unicodedata.normalize("NFC", turn.text)))
     return text_hash(*parts)
 
-# %% ../../nbs/core/01_conversation.ipynb #35a68970
+# %% ../../nbs/core/01_conversation.ipynb #e20049da
 def escape_html(text: str) -> str:
     "Text as HTML content or attribute value: no markup, and no dollar sign that MathJax would take for mathematics."
     return html.escape(text, quote=True).replace("$", "&#36;").replace("\\", "&#92;").replace("`", "&#96;")
@@ -199,7 +202,7 @@ def escape_md(text: str) -> str:
     text = "".join(part if i % 2 else _MARKDOWN.sub(r"\\\1", part) for i, part in enumerate(parts))
     return text.replace("\n", "<br>")
 
-# %% ../../nbs/core/01_conversation.ipynb #92493151
+# %% ../../nbs/core/01_conversation.ipynb #973a9541
 _COLOURS = {"user": "#0173b2", "assistant": "#de8f05", "system": "#949494", "tool": "#949494"}
 
 
