@@ -126,9 +126,9 @@ def test_runs_that_end_badly_say_how_and_harm_nobody(project, monkeypatch):
     assert list(summary.status[names]) == ["failed"] * 5 and list(summary.status[["after", "later"]]) == ["skipped"] * 2
     for name, kind in zip(names, ["DeadKernelError", "SystemExit", "MissingFile", "BadJson", "LocalPathInFile"]):
         assert summary.error[name].startswith(kind), summary.error[name]
-    assert summary.cell["dead"] == 3 and summary.cell["exit"] == 3
+    assert summary.cell["dead"] == 2 and summary.cell["exit"] == 2  # nothing was injected
     dead = json.loads((project / summary.notebook["dead"]).read_text())
-    assert dead["cells"][2]["outputs"][0]["ename"] == "DeadKernelError"
+    assert dead["cells"][1]["outputs"][0]["ename"] == "DeadKernelError"
     manifest = read_json(project / "reports/t/manifest.json")
     assert [task["status"] for task in manifest["tasks"]] == ["ok", *["failed"] * 5, "skipped", "skipped"]
     page = (project / "reports/t/index.html").read_text()

@@ -6,7 +6,7 @@
 __all__ = ['Job', 'Profile', 'profiles_path', 'load_profiles', 'load_profile', 'Task', 'plan', 'missing_data', 'publishable',
            'fingerprint', 'run_profile', 'exit_code']
 
-# %% ../../nbs/reporting/02_run.ipynb #ad3a1694
+# %% ../../nbs/reporting/02_run.ipynb #70e3c54c
 import itertools
 import json
 import os
@@ -39,7 +39,7 @@ from cdr_lib.reporting.provenance import (
     read_record, tree_hash,
 )
 
-# %% ../../nbs/reporting/02_run.ipynb #6f41b758
+# %% ../../nbs/reporting/02_run.ipynb #b783288b
 @dataclass(frozen=True)
 class Job:
     "One report notebook with its parameters."
@@ -47,7 +47,7 @@ class Job:
     name: str
     notebook: str  # name in `nbs/reports`, or the path of an .ipynb file
     params: Mapping[str, Any] = field(default_factory=dict)
-    grid: Mapping[str, list] | list[Mapping[str, Any]] | None = None  # combinations, or points one by one
+    grid: Mapping[str, list] | Mapping[str, Mapping] | list[Mapping] | None = None  # see above
     needs: tuple[str, ...] = ()  # jobs whose results it reads
     inputs: tuple[str, ...] = ()  # data it reads, beside what its parameters name
     seed: int = 0
@@ -62,18 +62,43 @@ class Job:
         "The report folder: the notebook's first word, as in cdr_main."
         return self.path.stem.split("_")[0]
 
-    def points(self) -> list[dict[str, Any]]:
+    def points(self) -> dict[str, dict[str, Any]]:  # task name -> what the grid adds
         "The grid's points in the order as written; one empty point where there is no grid."
         if self.grid is None:
-            return [{}]
-        if isinstance(self.grid, Mapping):
+            return {self.name: {}}
+        named = isinstance(self.grid, Mapping) and all(isinstance(point, Mapping) for point in self.grid.values())
+        if not self.grid:
+            raise BadParameter(f"job {self.name!r}: the grid is empty: leave it out for a single run")
+        if named:
+            points = {f"{self.name}-{_slug({'name': name})}": dict(point) for name, point in self.grid.items()}
+        elif isinstance(self.grid, Mapping):
             for name, values in self.grid.items():
                 if not isinstance(values, (list, tuple)) or not values:
                     raise BadParameter(f"job {self.name!r}: grid must give a list of values for {name!r}")
-            return [dict(zip(self.grid, values)) for values in itertools.product(*self.grid.values())]
-        if not self.grid or not all(isinstance(point, Mapping) for point in self.grid):
+            combined = [dict(zip(self.grid, values)) for values in itertools.product(*self.grid.values())]
+            points = self._by_value(combined)
+        elif isinstance(self.grid, (list, tuple)) and all(isinstance(point, Mapping) for point in self.grid):
+            points = self._by_value([dict(point) for point in self.grid])
+        else:
             raise BadParameter(f"job {self.name!r}: a grid written as a list holds one mapping per run")
-        return [dict(point) for point in self.grid]
+        return points
+
+    def _by_value(self, points: list[dict]) -> dict[str, dict]:
+        names = [f"{self.name}-{_slug(plain_value(point, f'job {self.name!r}, grid'))}" for point in points]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise BadParameter(f"job {self.name!r}: the grid has the run {twice[0]!r} twice")
+        return dict(zip(names, points))
+
+
+def _slug(point: Mapping[str, Any]) -> str:
+    "A file name for plain values: readable where they are, with a short hash where they are not."
+    texts = [str(value).lower() if isinstance(value, bool) else str(value) for value in point.values()]
+    slug = "-".join(re.sub(r"[^\w.-]+", "_", text).strip("_") for text in texts)
+    # With several values a hyphen inside one would blur where the next begins.
+    readable = r"[\w.]+" if len(texts) > 1 else r"[\w.-]+"
+    if all(re.fullmatch(readable, text) for text in texts) and len(slug) <= 60:
+        return slug
+    return f"{slug[:48]}-{text_hash(json_dumps(dict(point)))[:8]}"
 
 
 @dataclass(frozen=True)
@@ -94,7 +119,7 @@ class Profile:
         "Where its results lie."
         return reports_dir() / self.name
 
-# %% ../../nbs/reporting/02_run.ipynb #5cdc5431
+# %% ../../nbs/reporting/02_run.ipynb #215231e1
 class _Yaml(yaml.SafeLoader):
     def construct_mapping(self, node, deep=False):
         keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
@@ -168,7 +193,7 @@ def _profile(name: str, entry: Any, where: str) -> Profile:
         jobs.append(Job(job, **spec))
     return Profile(name, tuple(jobs), entry.get("title") or "")
 
-# %% ../../nbs/reporting/02_run.ipynb #c020b0d5
+# %% ../../nbs/reporting/02_run.ipynb #c32d4eb9
 @dataclass(frozen=True)
 class Task:
     "One run of one notebook."
@@ -182,16 +207,6 @@ class Task:
     output: str  # portable path of the executed notebook
     cells: int
     source_hash: str
-
-
-def _slug(point: Mapping[str, Any]) -> str:
-    texts = [str(value).lower() if isinstance(value, bool) else str(value) for value in point.values()]
-    slug = "-".join(re.sub(r"[^\w.-]+", "_", text).strip("_") for text in texts)
-    # With several values a hyphen inside one would blur where the next begins.
-    readable = r"[\w.]+" if len(texts) > 1 else r"[\w.-]+"
-    if all(re.fullmatch(readable, text) for text in texts) and len(slug) <= 60:
-        return slug
-    return f"{slug[:48]}-{text_hash(json_dumps(dict(point)))[:8]}"
 
 
 def plan(
@@ -255,7 +270,7 @@ def _expand(job: Job, profile: Profile, planned: Mapping[str, list[Task]]) -> li
     declared = read_parameters(notebook, where)
     defaults = {name: value for name, parameter in declared.items() for known, value in [parameter.literal()] if known}
     tasks, problems = [], []
-    for point in job.points():
+    for name, point in job.points().items():
         given = {**job.params, **point}
         try:
             if reserved := sorted(set(given) & set(door)):
@@ -264,14 +279,14 @@ def _expand(job: Job, profile: Profile, planned: Mapping[str, list[Task]]) -> li
                 raise BadParameter(f"job {job.name!r}: {twice[0]!r} is in both params and grid")
             injected = {name: value for name, value in door.items() if name in declared}
             params = check_parameters(notebook, {**given, **injected}, where)
-            name = f"{job.name}-{_slug(plain_value(point))}" if point else job.name
         except BadParameter as error:
             problems += error.problems
             continue
         needs = tuple(task.name for need in job.needs for task in planned[need])
         named = _data_in([value for key, value in {**defaults, **params}.items() if key not in door])
         tasks.append(Task(name, job.name, job.path, params, needs, tuple(dict.fromkeys([*job.inputs, *named])),
-                          f"{out}/notebooks/{name}.ipynb", len(notebook["cells"]) + 1, notebook_hash(notebook)))
+                          f"{out}/notebooks/{name}.ipynb", len(notebook["cells"]) + bool(params),
+                          notebook_hash(notebook)))
     if problems:
         raise BadParameter(dict.fromkeys(problems))
     return tasks
@@ -303,7 +318,7 @@ def missing_data(
             missing.append(name)
     return missing
 
-# %% ../../nbs/reporting/02_run.ipynb #c58e03ba
+# %% ../../nbs/reporting/02_run.ipynb #c900001a
 def publishable(
     notebook: Mapping,  # executed, nbformat 4
     scrubber: Scrubber,
@@ -367,7 +382,7 @@ def _scrub_output(output: dict, scrubber: Scrubber) -> dict | None:
         kept["data"] = {kind: value if _BINARY.match(kind) else scrubber.tree(value) for kind, value in data.items()}
     return kept
 
-# %% ../../nbs/reporting/02_run.ipynb #816d5ea3
+# %% ../../nbs/reporting/02_run.ipynb #6cab5c94
 def _child() -> None:
     "Entry of the child process: a task as JSON on standard input, messages as JSON lines on standard output."
     spec = json.load(sys.stdin)
@@ -493,7 +508,7 @@ def _bad_file(paths: Iterable[str], scrubber: Scrubber, notebook: Mapping) -> di
                 return problem("BadJson", str(error))
     return None
 
-# %% ../../nbs/reporting/02_run.ipynb #4f2164da
+# %% ../../nbs/reporting/02_run.ipynb #08c55291
 class _Children:
     "Running child processes, and how to end them."
 
@@ -566,7 +581,7 @@ class _Children:
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
 
-# %% ../../nbs/reporting/02_run.ipynb #f1625efd
+# %% ../../nbs/reporting/02_run.ipynb #45e3daba
 def fingerprint(
     task: Task,
     needed: Mapping[str, Mapping[str, str]],  # outputs of the tasks that it needs
@@ -640,7 +655,7 @@ def _alone(profile: Profile) -> Iterator[None]:
             raise CdrError(f"profile {profile.name} is being run by another process: wait for its end") from error
         yield
 
-# %% ../../nbs/reporting/02_run.ipynb #4c0f5093
+# %% ../../nbs/reporting/02_run.ipynb #9ee32933
 def run_profile(
     profile: str | Profile,
     only: Iterable[str] | None = None,  # names of jobs; what they need is brought up to date too
@@ -770,7 +785,7 @@ def _preview(profile: Profile, tasks: list[Task], only: list[str] | None, force:
                      "parameters": dict(task.params)})
     return pd.DataFrame(rows, columns=["task", "status", "reason", "notebook", "parameters"])
 
-# %% ../../nbs/reporting/02_run.ipynb #70fae714
+# %% ../../nbs/reporting/02_run.ipynb #f0508da4
 def _forget_others(profile: Profile, done: Mapping[str, Mapping]) -> None:
     "Tasks that the profile no longer has: remove their states and the files that only they wrote."
     states = _load_states(profile)

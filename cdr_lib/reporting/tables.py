@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HOLE', 'html_cell', 'latex_cell', 'Table', 'ordered', 'score_grid']
 
-# %% ../../nbs/reporting/04_tables.ipynb #efe3dfd7
+# %% ../../nbs/reporting/04_tables.ipynb #9b6cb1ea
 import numbers
 import re
 from collections.abc import Hashable, Mapping, Sequence
@@ -19,7 +19,7 @@ from ..core.config import CdrError, nan_to_null, write_json, write_text
 from ..core.conversation import escape_html, escape_md
 from .provenance import portable, record
 
-# %% ../../nbs/reporting/04_tables.ipynb #8e81755a
+# %% ../../nbs/reporting/04_tables.ipynb #c6d70c87
 def html_cell(
     text: str,
 ) -> str:  # an HTML fragment in ASCII
@@ -38,7 +38,7 @@ def latex_cell(text: str) -> str:
     "Text as LaTeX content; a line break becomes a space."
     return "".join(_LATEX.get(char, char) for char in " ".join(text.split()))
 
-# %% ../../nbs/reporting/04_tables.ipynb #6a9edceb
+# %% ../../nbs/reporting/04_tables.ipynb #1198df36
 HOLE = "\u2014"
 
 
@@ -53,15 +53,16 @@ class Table:
     decimals: int | Mapping[str, int] = 4  # of floats; for all, or by column (others: 4)
     best: str | Mapping[str, str] | None = None  # "max" or "min", for all float columns or by column
     incomplete: Mapping[tuple[Hashable, str], str] = field(default_factory=dict)  # (row, column) -> such as "1 of 2"
+    marks: Mapping[tuple[Hashable, str], str] = field(default_factory=dict)  # (row, column) -> sign, explained in `note`
     measured: bool = False  # holds times, which differ from run to run
     verdicts: Sequence[Mapping[str, Any]] = ()  # rows for the report's overview, see `reporting.published`
 
     def __post_init__(self):
         if not self.frame.columns.is_unique or not self.frame.index.is_unique:
             raise CdrError(f"table {self.title!r}: row and column labels must be distinct")
-        for row, column in self.incomplete:
+        for row, column in [*self.incomplete, *self.marks]:
             if row not in self.frame.index or column not in self.frame.columns:
-                raise CdrError(f"table {self.title!r}: no cell at row {row!r}, column {column!r} to mark incomplete")
+                raise CdrError(f"table {self.title!r}: no cell at row {row!r}, column {column!r} to mark")
         for name in [*self._best_map(), *(self.decimals if isinstance(self.decimals, Mapping) else ())]:
             if name not in self.frame.columns:
                 known = ", ".join(map(str, self.frame.columns))
@@ -185,7 +186,8 @@ class Table:
                 cell = escape(_shown(value, self._places(column)))
                 if (label, column) in self.incomplete:
                     cell += escape(f" ({self.incomplete[label, column]})")
-                cells.append(bold(cell) if label in winners.get(column, ()) else cell)
+                cell = bold(cell) if label in winners.get(column, ()) else cell
+                cells.append(cell + escape(self.marks.get((label, column), "")))
             rows.append(cells)
         return head, rows
 
@@ -214,7 +216,7 @@ def _check_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise CdrError(f"file name {name!r}: use letters, digits, '.', '-' and '_' only")
 
-# %% ../../nbs/reporting/04_tables.ipynb #4038844b
+# %% ../../nbs/reporting/04_tables.ipynb #a54f5239
 def ordered(
     values: Sequence[Any],  # what occurs in the data
     order: Sequence[Any],  # how it is to be shown
