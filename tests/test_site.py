@@ -1,5 +1,6 @@
 """The documentation site in a browser: a small one with everything hostile in it, and the real one where CDR_SITE names it."""
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
 from cdr_lib.core.config import project_root, write_json, write_text
+from cdr_lib.core.conversation import Conversation
+from cdr_lib.core.io import TASK_AREAS, Collection, write_cdr
 from cdr_lib.reporting.site import SiteError, build_site, check_site, readme, write_readme
 from cdr_lib.reporting.tables import Table
 
@@ -252,6 +255,23 @@ def test_readme_is_rendered_from_the_index(tmp_path):
 
 def test_readme_is_current():
     assert (project_root() / "README.md").read_text(encoding="utf-8") == readme(), "nbs/index.ipynb changed: run make nbs"
+
+
+def test_the_python_example_of_the_readme_runs(tmp_path, monkeypatch):
+    text = (project_root() / "README.md").read_text(encoding="utf-8")
+    example, = (block for block in re.findall(r"```python\n(.*?)```", text, re.S) if "read_collection" in block)
+    talks = {f"c{i}": Conversation.make(f"c{i}", ("user", word), ("assistant", "fine"), ("user", "thanks"), ("assistant", "bye"))
+             for i, word in enumerate(("a red kettle", "a blue bag", "a slow train"))}
+    queries = {"q1": "red kettle", "q2": "slow train"}
+    write_cdr(Collection("my", talks, queries, {"q1": {"c0": 1}, "q2": {"c2": 1}}, {name: TASK_AREAS[0] for name in queries}), tmp_path / "my_logs")
+    monkeypatch.chdir(tmp_path)
+    # The last line is the experiment; the hash encoder stands in for MiniLM to save the seconds of loading it.
+    lines = example.strip().replace('"minilm"', '"hash"').splitlines()
+    names = {}
+    exec("\n".join([*lines[:-1], f"result = {lines[-1]}"]), names)
+    table = names["result"].summary()
+    assert len(table.query("measure == 'nDCG@10'")) == 4
+    assert table.query("system == 'BM25' and measure == 'nDCG@10'").value.item() == 1
 
 
 # The real site, built before by `make docs`.
