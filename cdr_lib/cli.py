@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['evaluate', 'printable', 'search_corpus', 'report', 'parser', 'main']
 
-# %% ../nbs/cli.ipynb #14a943c1
+# %% ../nbs/cli.ipynb #13d30654
 import argparse
 import os
 import re
@@ -19,10 +19,10 @@ from .core.config import CdrError, cache_dir, json_dumps, nan_to_null, project_r
 from .core.conversation import is_blank
 from .retrieval.segment import GRANULARITIES
 
-# %% ../nbs/cli.ipynb #21944cc8
+# %% ../nbs/cli.ipynb #87bedab5
 def evaluate(args: argparse.Namespace) -> int:
     "Run `cdr evaluate`."
-    from cdr_lib.core.io import read_collection
+    from cdr_lib.core.io import TASK_AREAS, read_collection
     from cdr_lib.evaluation.evaluate import experiment
     from cdr_lib.evaluation.grid import read_grid, run_grid
     from cdr_lib.reporting.provenance import circumstances, portable, tree_hash
@@ -38,7 +38,7 @@ def evaluate(args: argparse.Namespace) -> int:
     paths = run_grid(collection, encoders, out / "runs", args.granularity, args.k, args.window, args.rendering,
                      batch_size=args.batch_size, device=args.device, progress=not args.quiet)
     table = experiment(read_grid(paths, collection), collection.qrels, areas=collection.areas or None,
-                       corpus=collection.conversations, baseline=_baseline(args.baseline), seed=args.seed)
+                       area_order=TASK_AREAS, corpus=collection.conversations, baseline=_baseline(args.baseline), seed=args.seed)
     table.save(out)
     shown = [f"nDCG@{args.cutoff}", f"R@{args.cutoff}", f"P@{args.cutoff}"]
     write_text(out / "table.md", table.to_markdown(shown))
@@ -65,7 +65,7 @@ def _baseline(text: str | None) -> str | tuple[str, str] | None:
     name, _, granularity = (text or "").rpartition(":")
     return (name, granularity) if granularity in GRANULARITIES and name else text
 
-# %% ../nbs/cli.ipynb #1235bcca
+# %% ../nbs/cli.ipynb #1add06d1
 def printable(
     text: str,
 ) -> str:  # line ends stay
@@ -126,7 +126,7 @@ def _shown_hit(hit: dict, conversation, colour: bool, context: int) -> str:
         lines.append(f"     ... {len(conversation) - last} later")
     return "\n".join(lines) + "\n"
 
-# %% ../nbs/cli.ipynb #7d251677
+# %% ../nbs/cli.ipynb #ec21efe8
 def report(args: argparse.Namespace) -> int:
     "Run `cdr report`."
     from cdr_lib.reporting.index import write_index
@@ -150,7 +150,7 @@ def report(args: argparse.Namespace) -> int:
     print(portable(index))
     return exit_code(summary)
 
-# %% ../nbs/cli.ipynb #1f5bd478
+# %% ../nbs/cli.ipynb #3b0378e7
 def parser() -> argparse.ArgumentParser:
     "The argument parser of `cdr` with all commands."
     form = argparse.ArgumentDefaultsHelpFormatter
@@ -230,7 +230,7 @@ def _positive(text: str) -> int:
 def _natural(text: str) -> int:
     return 0 if text == "0" else _positive(text)
 
-# %% ../nbs/cli.ipynb #2edbd3b4
+# %% ../nbs/cli.ipynb #82725aba
 def main(
     argv: Sequence[str] | None = None,  # default: the process's arguments
 ) -> int:  # exit code: 0 success, 1 error or failed report, 2 wrong call, 130 interrupted

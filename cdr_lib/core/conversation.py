@@ -6,7 +6,7 @@
 __all__ = ['ROLES', 'RENDERINGS', 'BadRecord', 'is_blank', 'Turn', 'Conversation', 'render', 'content_hash', 'escape_html',
            'escape_md', 'conversation_html']
 
-# %% ../../nbs/core/01_conversation.ipynb #5c015fc8
+# %% ../../nbs/core/01_conversation.ipynb #0565e23b
 import html
 import re
 import unicodedata
@@ -16,7 +16,7 @@ from typing import Any
 
 from .config import CdrError, text_hash
 
-# %% ../../nbs/core/01_conversation.ipynb #abe230a1
+# %% ../../nbs/core/01_conversation.ipynb #3d51da48
 ROLES = ("user", "assistant", "system", "tool")
 
 
@@ -27,12 +27,12 @@ class BadRecord(CdrError):
         self.reason, self.where = reason, where
         super().__init__(f"{where}: {reason}" if where else reason)
 
-# %% ../../nbs/core/01_conversation.ipynb #f2b33d95
+# %% ../../nbs/core/01_conversation.ipynb #5727b9a7
 def is_blank(text: str) -> bool:
     "True when `text` shows nothing: only white space, format (Cf) and control (Cc) characters."
     return all(char.isspace() or unicodedata.category(char) in ("Cf", "Cc") for char in text)
 
-# %% ../../nbs/core/01_conversation.ipynb #813d4066
+# %% ../../nbs/core/01_conversation.ipynb #3447185e
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -93,7 +93,7 @@ def _check_fields(row: Mapping, needed: set, optional: set, what: str) -> None:
         raise BadRecord(f"{what} has unknown fields {', '.join(sorted(map(str, unknown)))}: "
                         f"known are {', '.join(sorted(needed | optional))}")
 
-# %% ../../nbs/core/01_conversation.ipynb #2fef85ed
+# %% ../../nbs/core/01_conversation.ipynb #014cac5a
 @dataclass(frozen=True)
 class Conversation:
     "A sequence of turns with an id. `meta` describes it, `labels` annotate it (for building and judging, never searched)."
@@ -163,7 +163,7 @@ class Conversation:
         lines = (f"**{turn.role}:** {escape_md(turn.text)}" for turn in self.turns)
         return f"**{escape_md(self.id)}**\n\n" + "\n\n".join(lines)
 
-# %% ../../nbs/core/01_conversation.ipynb #6cff4da4
+# %% ../../nbs/core/01_conversation.ipynb #ea9d899e
 RENDERINGS = ("plain", "text")
 
 
@@ -178,15 +178,15 @@ def render(
         return "\n".join(turn.text for turn in turns)
     raise CdrError(f"rendering {rendering!r} is unknown: it must be one of {', '.join(RENDERINGS)}")
 
-# %% ../../nbs/core/01_conversation.ipynb #5025f1fc
+# %% ../../nbs/core/01_conversation.ipynb #aa37e627
 def content_hash(conversation: Conversation) -> str:  # 64 hexadecimal digits
     "Hash of what was said and by whom, NFC-normalised; ids and annotations do not count."
     parts = (part for turn in conversation.turns for part in (turn.role, unicodedata.normalize("NFC", turn.text)))
     return text_hash(*parts)
 
-# %% ../../nbs/core/01_conversation.ipynb #e20049da
+# %% ../../nbs/core/01_conversation.ipynb #36e45952
 def escape_html(text: str) -> str:
-    "Text as HTML content or attribute value: no markup, and no dollar sign that MathJax would take for mathematics."
+    "Text as HTML content or attribute value: no markup. Around it, class `mathjax_ignore` keeps mathematics out."
     return html.escape(text, quote=True).replace("$", "&#36;").replace("\\", "&#92;").replace("`", "&#96;")
 
 
@@ -202,7 +202,7 @@ def escape_md(text: str) -> str:
     text = "".join(part if i % 2 else _MARKDOWN.sub(r"\\\1", part) for i, part in enumerate(parts))
     return text.replace("\n", "<br>")
 
-# %% ../../nbs/core/01_conversation.ipynb #973a9541
+# %% ../../nbs/core/01_conversation.ipynb #cf01a100
 _COLOURS = {"user": "#0173b2", "assistant": "#de8f05", "system": "#949494", "tool": "#949494"}
 
 
@@ -223,4 +223,5 @@ def conversation_html(
     start, stop = mark or (0, 0)
     rows = "".join(_turn_html(turn, start <= number < stop) for number, turn in enumerate(conversation.turns))
     note = f" · {escape_html(conversation.source)}" if conversation.source else ""
-    return f'<div style="max-width:44em;text-align:left"><small>{escape_html(conversation.id)}{note}</small>{rows}</div>'
+    # MathJax reads entities as the characters they stand for: only the class keeps it out.
+    return f'<div class="tex2jax_ignore mathjax_ignore" style="max-width:44em;text-align:left"><small>{escape_html(conversation.id)}{note}</small>{rows}</div>'
