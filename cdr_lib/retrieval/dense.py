@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['exact_scores', 'parse_bytes', 'dense_topk']
 
-# %% ../../nbs/retrieval/03_dense.ipynb #fb96c158
+# %% ../../nbs/retrieval/03_dense.ipynb #0eb33f36
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ import numpy as np
 from ..core.config import CdrError
 from .run import Hits, first_units, id_places, ranking
 
-# %% ../../nbs/retrieval/03_dense.ipynb #46290f91
+# %% ../../nbs/retrieval/03_dense.ipynb #79eadbb6
 def exact_scores(
     queries: np.ndarray,  # [pairs, dim]
     units: np.ndarray,  # [pairs, dim]
@@ -24,7 +24,7 @@ def exact_scores(
     with np.errstate(over="ignore"):
         return np.einsum("ij,ij->i", queries.astype(np.float64), units.astype(np.float64)).astype(np.float32)
 
-# %% ../../nbs/retrieval/03_dense.ipynb #54e7ab97
+# %% ../../nbs/retrieval/03_dense.ipynb #a9b995f9
 _LOWEST = np.finfo(np.float32).min
 
 
@@ -66,8 +66,8 @@ class _Candidates:
 
     def lower(self) -> np.ndarray:  # float32 [queries]
         "Computed scores below these are out of the race."
-        limit = np.maximum(self.kth - self.error(), _LOWEST).astype(np.float32)
-        return np.nextafter(limit, np.float32(-np.inf)).clip(_LOWEST)
+        # The last term outweighs the rounding to 32 bits.
+        return np.maximum(self.kth - self.error() - 2.0**-23 * abs(self.kth), _LOWEST).astype(np.float32)
 
     def add(self, rows: np.ndarray, units: np.ndarray, scores: np.ndarray, cut: int = -1) -> None:
         "Take in units of one tile, sorted by row and unit; conversation `cut` began in an earlier tile."
@@ -127,7 +127,7 @@ class _Candidates:
         full = np.flatnonzero(counts == self.k)
         self.kth[full] = scores[np.cumsum(counts)[full] - 1]
 
-# %% ../../nbs/retrieval/03_dense.ipynb #622054cc
+# %% ../../nbs/retrieval/03_dense.ipynb #dc2926b5
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -188,7 +188,7 @@ def dense_topk(
     rows, conversations, scores, units = (np.concatenate(column) for column in zip(*parts))
     return Hits(rows, conversations.astype(np.int64), scores, units.astype(np.int64), skipped)
 
-# %% ../../nbs/retrieval/03_dense.ipynb #655f8531
+# %% ../../nbs/retrieval/03_dense.ipynb #93f7c47a
 def _check(queries: np.ndarray, units: np.ndarray, conversation: np.ndarray, ids: Sequence[str], k: int) -> None:
     if queries.ndim != 2 or units.ndim != 2 or queries.shape[1] != units.shape[1] or not queries.shape[1]:
         raise CdrError(f"query vectors of shape {queries.shape} and unit vectors of shape {units.shape} do not fit: "

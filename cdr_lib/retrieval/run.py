@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['id_places', 'ranking', 'Hits', 'first_units', 'Run', 'write_run', 'read_run']
 
-# %% ../../nbs/retrieval/01_run.ipynb #cb99bb30
+# %% ../../nbs/retrieval/01_run.ipynb #106d00ab
 import gzip
 import io
 import re
@@ -21,7 +21,7 @@ import pandas as pd
 from ..core.config import CdrError, atomic_path
 from ..core.conversation import escape_html
 
-# %% ../../nbs/retrieval/01_run.ipynb #52757cb6
+# %% ../../nbs/retrieval/01_run.ipynb #a45b1ac6
 def id_places(
     ids: Sequence[str],
 ) -> np.ndarray:  # int64, place of each id in ascending order
@@ -64,7 +64,7 @@ def first_units(
         raise CdrError("the units of a conversation must stand together: sort them by conversation")
     return first
 
-# %% ../../nbs/retrieval/01_run.ipynb #eabd2d69
+# %% ../../nbs/retrieval/01_run.ipynb #ac5758d6
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
     "Ranked conversations for each query, in trec_eval's order. Made by `Run.from_dict`, `read_run` or `search`."
@@ -225,7 +225,7 @@ class Run:
         return (f"<p>{escape_html(repr(self))}</p><table><thead><tr><th>{'</th><th>'.join(head.columns)}</th></tr>"
                 f"</thead><tbody>{body}</tbody></table>")
 
-# %% ../../nbs/retrieval/01_run.ipynb #bc2cc825
+# %% ../../nbs/retrieval/01_run.ipynb #6e60497b
 def _check_ids(ids: Iterable, what: str) -> None:
     for value in ids:
         if not isinstance(value, str):
@@ -236,7 +236,7 @@ def _first_repeat(values: Iterable[str]) -> str:
     seen: set[str] = set()
     return next(value for value in values if value in seen or seen.add(value))
 
-# %% ../../nbs/retrieval/01_run.ipynb #2f1c2cbb
+# %% ../../nbs/retrieval/01_run.ipynb #9c0f9a03
 _SPACE = re.compile(r"[\s\x00\ud800-\udfff]")
 
 
@@ -268,7 +268,7 @@ def write_run(
             file.write(data)
     return path
 
-# %% ../../nbs/retrieval/01_run.ipynb #c73bd700
+# %% ../../nbs/retrieval/01_run.ipynb #eae2f18e
 def read_run(
     path: str | Path,  # `.gz` is decompressed
     name: str | None = None,  # of the system; default: as in the file, or the file's stem if it has no line
@@ -324,7 +324,7 @@ def _number(text: str) -> float | None:
     except ValueError:
         return None
     # float() also takes digit groups such as 1_000, which no other reader does.
-    return value if "_" not in text and abs(value) <= np.finfo(np.float32).max else None
+    return value if "_" not in text and abs(value) <= float(np.finfo(np.float32).max) else None
 
 
 def _lines(path: Path) -> Iterable[bytes]:
