@@ -7,7 +7,7 @@ __all__ = ['SECTIONS', 'SKIPPED', 'DIRECTIVES', 'SiteError', 'Page', 'find_pages
            'execute_all', 'Converter', 'section_pages', 'api_pages', 'report_pages', 'check_site', 'build_site',
            'flatten', 'readme', 'write_readme', 'notebook_map', 'main']
 
-# %% ../../nbs/reporting/09_site.ipynb #b822181e
+# %% ../../nbs/reporting/09_site.ipynb #3028c68b
 import ast
 import html
 import os
@@ -34,7 +34,7 @@ from ..core.config import CdrError, cache_dir, file_hash, project_root, read_jso
 from ..core.conversation import escape_md
 from .api import Module, literal_md, module_md, read_package, summary_md
 
-# %% ../../nbs/reporting/09_site.ipynb #5f2d0472
+# %% ../../nbs/reporting/09_site.ipynb #2738cda2
 class SiteError(CdrError):
     "The site cannot be built as it is: the message lists every reason that was found."
 
@@ -93,10 +93,11 @@ def find_pages(
              if not any(part[0] in "._" for part in path.relative_to(folder).parts)]
     pages = [_describe(path, folder, package) for path in paths]
     order = list(SECTIONS)
+    # The names of reports begin with their system; their titles are numbered.
     return sorted(pages, key=lambda page: (page.name != "index", order.index(page.section) if page.section in order else len(order),
-                                           page.name))
+                                           page.title if page.section == "reports" else page.name))
 
-# %% ../../nbs/reporting/09_site.ipynb #c467847c
+# %% ../../nbs/reporting/09_site.ipynb #d531e269
 # Flags of cells that need more than a bare machine (settings.ini, tst_flags).
 SKIPPED = ("notest", "slow", "gpu", "net", "llm")
 
@@ -198,7 +199,7 @@ def execute_all(
         raise SiteError("\n\n".join(failures))
     return results
 
-# %% ../../nbs/reporting/09_site.ipynb #fd932ef5
+# %% ../../nbs/reporting/09_site.ipynb #bcb8c21f
 DIRECTIVES = frozenset({
     "default_exp", "export", "exports", "exporti", "hide", "hide_input", "hide_output", "eval", *SKIPPED,
     "echo", "output", "include", "code-fold", "code-summary", "fig-cap", "fig-alt", "label"})
@@ -369,7 +370,7 @@ def _shown(output: NotebookNode) -> NotebookNode | None:
         data["text/html"] = f'<iframe class="page" sandbox srcdoc="{html.escape(data["text/html"])}"></iframe>'
     return nbformat.from_dict({**output, "data": data})
 
-# %% ../../nbs/reporting/09_site.ipynb #160534c1
+# %% ../../nbs/reporting/09_site.ipynb #cff4ab37
 def _toctree(names: Sequence[str], caption: str = "", hidden: bool = True) -> str:
     options = [":hidden:"] if hidden else []
     options += [f":caption: {caption}"] if caption else []
@@ -433,7 +434,7 @@ def api_pages(
                                       _toctree(toc), *tables])
     return found
 
-# %% ../../nbs/reporting/09_site.ipynb #cbd1df9b
+# %% ../../nbs/reporting/09_site.ipynb #45e0ccdc
 def _described(folder: Path, order: Sequence[str]) -> list[tuple[Path, dict]]:
     "Result files that have a description, in the order in which the report made them."
     found = [(path, read_json(path)) for path in folder.glob("*.json")]
@@ -495,7 +496,7 @@ def _provenance_md(manifest: Mapping) -> str:
         runs.append(f"| {' | '.join(escape_md(str(cell)) for cell in cells)} |")
     return "\n\n".join(["# Provenance", "> What every number of the report rests on.", "\n".join(rows), "## Runs", "\n".join(runs)]) + "\n"
 
-# %% ../../nbs/reporting/09_site.ipynb #f498ba5a
+# %% ../../nbs/reporting/09_site.ipynb #b75a0ad2
 @dataclass(frozen=True)
 class _Settings:
     title: str
@@ -590,7 +591,7 @@ def _sphinx(source: Path, work: Path) -> Path:
     write_text(names, listed)
     return pages
 
-# %% ../../nbs/reporting/09_site.ipynb #75f2bbfa
+# %% ../../nbs/reporting/09_site.ipynb #624b7dea
 _ACTIVE = ("script", "object", "embed", "form", "base", "frame")
 
 
@@ -660,7 +661,7 @@ def check_site(
                 problems.append(f"{path.relative_to(folder)}: no place {parts.fragment!r} in {parts.path or 'this page'}")
     return problems
 
-# %% ../../nbs/reporting/09_site.ipynb #8dc4a27d
+# %% ../../nbs/reporting/09_site.ipynb #d3c064b3
 def build_site(
     out: str | Path = "_docs",  # replaced as a whole; below the project unless absolute
     execute: bool = True,  # False: pages without outputs, for a quick look
@@ -735,7 +736,7 @@ def _publish(built: Path, out: Path) -> Path:
     shutil.rmtree(old, ignore_errors=True)
     return out
 
-# %% ../../nbs/reporting/09_site.ipynb #96eebb54
+# %% ../../nbs/reporting/09_site.ipynb #d19292f3
 def flatten(
     notebook: NotebookNode,  # executed
 ) -> list[str]:  # Markdown, one text a cell
@@ -805,7 +806,7 @@ def notebook_map(
         rows.append(f"| **{title}** | {links} |")
     return "\n".join(["| part | notebooks |", "|---|---|", *rows])
 
-# %% ../../nbs/reporting/09_site.ipynb #446d63e3
+# %% ../../nbs/reporting/09_site.ipynb #8cfe0f3e
 def main() -> None:
     "Build the site (`python -m cdr_lib.reporting.site`); an error is one message and exit code 1."
     try:
@@ -813,7 +814,7 @@ def main() -> None:
     except CdrError as error:
         sys.exit(f"{type(error).__name__}: {error}")
 
-# %% ../../nbs/reporting/09_site.ipynb #8a32d515
+# %% ../../nbs/reporting/09_site.ipynb #c0832c0a
 #| eval: false
 if __name__ == "__main__":
     main()
