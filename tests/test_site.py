@@ -101,13 +101,19 @@ def small_project(root: Path) -> Path:
     write_notebook(nbs / "reports" / "cdr_main.ipynb", "# Main table\n> The paper's.", "1 / 0")
     write_notebook(root / "reports" / "sample" / "cdr" / "notebooks" / "cdr_main.ipynb", "# Main table\n> The paper's.",
                    new_code_cell("x", outputs=[new_output("stream", name="stdout", text="ran by papermill")]))
+    write_notebook(nbs / "reports" / "cdr_grid.ipynb", "# Grid\n> Several runs.", "1 / 0")
+    for name in ("one", "two"):
+        write_notebook(root / "reports" / "sample" / "cdr" / "notebooks" / f"cdr_grid-{name}.ipynb", "# Grid\n> Several runs.",
+                       new_code_cell("x", outputs=[new_output("stream", name="stdout", text=f"run {name}")]))
     folder = root / "reports" / "sample" / "cdr" / "tables"
     table = Table(pd.DataFrame({"item": ["kettle", "a|b <i>x</i>"], "price": ["$31.00 - $45.50", "$5"]}), title=f"Prices {ATTACK}", note=ATTACK)
     write_text(folder / "prices.md", table.to_markdown())
     write_text(folder / "prices.csv", table.to_csv())
     write_json(folder / "prices.json", {"kind": "table", "title": table.title, "note": ATTACK, "sources": []})
-    write_json(root / "reports" / "sample" / "manifest.json", {
-        "profile": "sample", "python": "3.11", "tasks": [{"task": "main", "status": "ok", "seconds": 1.5, "parameters": {"text": ATTACK}, "outputs": {}}]})
+    runs = {"main": "cdr_main", "grid-one": "cdr_grid-one", "grid-two": "cdr_grid-two"}
+    tasks = [{"task": task, "source": f"nbs/reports/{name.partition('-')[0]}.ipynb", "notebook": f"reports/sample/cdr/notebooks/{name}.ipynb",
+              "status": "ok", "seconds": 1.5, "parameters": {"text": ATTACK}, "outputs": {}} for task, name in runs.items()]
+    write_json(root / "reports" / "sample" / "manifest.json", {"profile": "sample", "python": "3.11", "tasks": tasks})
     return root
 
 
@@ -204,6 +210,10 @@ def test_conversation_text_is_shown_and_never_run(browser):
 
 def test_a_report_page_shows_the_run_of_papermill(browser):
     assert "ran by papermill" in browser.open("reports/cdr_main.html").locator("article").inner_text()
+    # With several sets of parameters there is a page for each run.
+    for address, name in (("reports/cdr_grid.html", "one"), ("reports/cdr_grid-two.html", "two")):
+        page = browser.open(address)
+        assert f"run {name}" in page.locator("article").inner_text() and page.locator("h1").inner_text().startswith(f"Grid ({name})")
 
 
 def test_a_site_is_built_again_from_the_cache_and_replaced_only_by_a_sound_one(small, tmp_path):

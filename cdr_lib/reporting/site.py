@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SECTIONS', 'SKIPPED', 'DIRECTIVES', 'SiteError', 'Page', 'find_pages', 'split_directives', 'run_notebook',
-           'execute_all', 'Converter', 'section_pages', 'api_pages', 'report_pages', 'check_site', 'build_site',
-           'flatten', 'readme', 'write_readme', 'notebook_map', 'main']
+           'execute_all', 'Converter', 'section_pages', 'api_pages', 'report_pages', 'with_runs', 'check_site',
+           'build_site', 'flatten', 'readme', 'write_readme', 'notebook_map', 'main']
 
-# %% ../../nbs/reporting/09_site.ipynb #3028c68b
+# %% ../../nbs/reporting/09_site.ipynb #a82432d7
 import ast
 import html
 import os
@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from configparser import ConfigParser
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html.parser import HTMLParser
 from importlib.util import find_spec
 from pathlib import Path
@@ -34,7 +34,7 @@ from ..core.config import CdrError, cache_dir, file_hash, project_root, read_jso
 from ..core.conversation import escape_md
 from .api import Module, literal_md, module_md, read_package, summary_md
 
-# %% ../../nbs/reporting/09_site.ipynb #2738cda2
+# %% ../../nbs/reporting/09_site.ipynb #5c87c24b
 class SiteError(CdrError):
     "The site cannot be built as it is: the message lists every reason that was found."
 
@@ -64,6 +64,7 @@ class Page:
     title: str
     blurb: str
     module: str = ""  # dotted name of the module that it exports
+    ran: Path | None = None  # the copy that papermill executed, for a report
 
     @property
     def section(self) -> str:
@@ -97,7 +98,7 @@ def find_pages(
     return sorted(pages, key=lambda page: (page.name != "index", order.index(page.section) if page.section in order else len(order),
                                            page.title if page.section == "reports" else page.name))
 
-# %% ../../nbs/reporting/09_site.ipynb #d531e269
+# %% ../../nbs/reporting/09_site.ipynb #f039660b
 # Flags of cells that need more than a bare machine (settings.ini, tst_flags).
 SKIPPED = ("notest", "slow", "gpu", "net", "llm")
 
@@ -199,7 +200,7 @@ def execute_all(
         raise SiteError("\n\n".join(failures))
     return results
 
-# %% ../../nbs/reporting/09_site.ipynb #bcb8c21f
+# %% ../../nbs/reporting/09_site.ipynb #a61ccb4d
 DIRECTIVES = frozenset({
     "default_exp", "export", "exports", "exporti", "hide", "hide_input", "hide_output", "eval", *SKIPPED,
     "echo", "output", "include", "code-fold", "code-summary", "fig-cap", "fig-alt", "label"})
@@ -220,7 +221,8 @@ class Converter:
     labels: dict[str, str] = field(default_factory=dict)  # full name of an export -> label of the cell that defines it
 
     def __post_init__(self):
-        self._page_at = {page.path.resolve(): page for page in self.pages}
+        # A report that ran several times has several pages; a link leads to the first.
+        self._page_at = {page.path.resolve(): page for page in reversed(self.pages)}
         found: dict[str, list[str]] = {}
         for module in self.modules.values():
             for entry in module.entries:
@@ -276,8 +278,9 @@ class Converter:
             except SiteError as error:
                 raise SiteError(f"{page.path}, cell {number}: {error}") from None
         # Where the page comes from stands right below its title and blurb.
-        head = re.match(r"# .*\n*(?:>.*\n?)*", cells[0].source)[0]
-        cells[:1] = [new_markdown_cell(text) for text in (head, self._origin(page), cells[0].source[len(head):]) if text.strip()]
+        head = re.match(r"# .*\n*((?:>.*\n?)*)", cells[0].source)
+        parts = (f"# {page.title}\n{head[1]}", self._origin(page), cells[0].source[head.end():])
+        cells[:1] = [new_markdown_cell(text) for text in parts if text.strip()]
         for i, cell in enumerate(cells):
             cell["id"] = f"cell-{i}"
         metadata = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"},
@@ -370,7 +373,7 @@ def _shown(output: NotebookNode) -> NotebookNode | None:
         data["text/html"] = f'<iframe class="page" sandbox srcdoc="{html.escape(data["text/html"])}"></iframe>'
     return nbformat.from_dict({**output, "data": data})
 
-# %% ../../nbs/reporting/09_site.ipynb #cff4ab37
+# %% ../../nbs/reporting/09_site.ipynb #dbaa98e6
 def _toctree(names: Sequence[str], caption: str = "", hidden: bool = True) -> str:
     options = [":hidden:"] if hidden else []
     options += [f":caption: {caption}"] if caption else []
@@ -434,7 +437,7 @@ def api_pages(
                                       _toctree(toc), *tables])
     return found
 
-# %% ../../nbs/reporting/09_site.ipynb #45e0ccdc
+# %% ../../nbs/reporting/09_site.ipynb #707ae158
 def _described(folder: Path, order: Sequence[str]) -> list[tuple[Path, dict]]:
     "Result files that have a description, in the order in which the report made them."
     found = [(path, read_json(path)) for path in folder.glob("*.json")]
@@ -481,6 +484,25 @@ def report_pages(
     return pages, assets
 
 
+def with_runs(
+    pages: Sequence[Page],
+    root: Path,  # the project
+    profile: str = "sample",
+) -> list[Page]:
+    "The pages, with the executed copy for every report; one that ran with several parameters gets a page for each run."
+    path = root / "reports" / profile / "manifest.json"
+    tasks = read_json(path).get("tasks", []) if path.exists() else []
+    found = []
+    for page in pages:
+        source = page.path.relative_to(root).as_posix()
+        runs = [root / task["notebook"] for task in tasks if task.get("source") == source and (root / task.get("notebook", "")).is_file()]
+        # `cdr_retrieve-minilm` is the run called `minilm`.
+        names = [run.stem.removeprefix(page.path.stem).strip("-") for run in runs]
+        found += [replace(page, ran=run, name=page.name if i == 0 else f"{page.name}-{name}", title=f"{page.title} ({name})" if name else page.title)
+                  for i, (run, name) in enumerate(zip(runs, names))] or [page]
+    return found
+
+
 def _provenance_md(manifest: Mapping) -> str:
     "What every number of the report rests on: circumstances first, then one row per run."
     rows = ["| | |", "|---|---|"]
@@ -496,7 +518,7 @@ def _provenance_md(manifest: Mapping) -> str:
         runs.append(f"| {' | '.join(escape_md(str(cell)) for cell in cells)} |")
     return "\n\n".join(["# Provenance", "> What every number of the report rests on.", "\n".join(rows), "## Runs", "\n".join(runs)]) + "\n"
 
-# %% ../../nbs/reporting/09_site.ipynb #b75a0ad2
+# %% ../../nbs/reporting/09_site.ipynb #5901d29d
 @dataclass(frozen=True)
 class _Settings:
     title: str
@@ -591,7 +613,7 @@ def _sphinx(source: Path, work: Path) -> Path:
     write_text(names, listed)
     return pages
 
-# %% ../../nbs/reporting/09_site.ipynb #624b7dea
+# %% ../../nbs/reporting/09_site.ipynb #b4683361
 _ACTIVE = ("script", "object", "embed", "form", "base", "frame")
 
 
@@ -661,7 +683,7 @@ def check_site(
                 problems.append(f"{path.relative_to(folder)}: no place {parts.fragment!r} in {parts.path or 'this page'}")
     return problems
 
-# %% ../../nbs/reporting/09_site.ipynb #d3c064b3
+# %% ../../nbs/reporting/09_site.ipynb #c2739558
 def build_site(
     out: str | Path = "_docs",  # replaced as a whole; below the project unless absolute
     execute: bool = True,  # False: pages without outputs, for a quick look
@@ -672,7 +694,7 @@ def build_site(
     root = Path(root).resolve() if root else project_root()
     settings = _settings(root)
     work = (cache_dir() if root == project_root() else root / ".cache") / "site"
-    pages = find_pages(settings.notebooks, settings.package)
+    pages = with_runs(find_pages(settings.notebooks, settings.package), root)
     modules = read_package(root / settings.package)
     converter = Converter(root, pages, modules, settings.url)
     notebooks = _notebooks(pages, root, work / "executed", execute, workers)
@@ -710,9 +732,8 @@ def _notebooks(pages: Sequence[Page], root: Path, cache: Path, execute: bool, wo
     "Every page's notebook, executed where it is a notebook of the library, as papermill left it where it is a report."
     found, waiting = {}, []
     for page in pages:
-        ran = root / "reports" / "sample" / page.path.stem.partition("_")[0] / "notebooks" / page.path.name
         if page.section == "reports":
-            found[page] = nbformat.read(ran if ran.exists() else page.path, as_version=4)
+            found[page] = nbformat.read(page.ran or page.path, as_version=4)
         elif execute and page.name == "index":
             # It reads the committed reports, so no cached copy would do.
             found[page] = run_notebook(page.path)
@@ -736,7 +757,7 @@ def _publish(built: Path, out: Path) -> Path:
     shutil.rmtree(old, ignore_errors=True)
     return out
 
-# %% ../../nbs/reporting/09_site.ipynb #d19292f3
+# %% ../../nbs/reporting/09_site.ipynb #e87fc7d8
 def flatten(
     notebook: NotebookNode,  # executed
 ) -> list[str]:  # Markdown, one text a cell
@@ -806,7 +827,7 @@ def notebook_map(
         rows.append(f"| **{title}** | {links} |")
     return "\n".join(["| part | notebooks |", "|---|---|", *rows])
 
-# %% ../../nbs/reporting/09_site.ipynb #8cfe0f3e
+# %% ../../nbs/reporting/09_site.ipynb #a787e229
 def main() -> None:
     "Build the site (`python -m cdr_lib.reporting.site`); an error is one message and exit code 1."
     try:
@@ -814,7 +835,7 @@ def main() -> None:
     except CdrError as error:
         sys.exit(f"{type(error).__name__}: {error}")
 
-# %% ../../nbs/reporting/09_site.ipynb #c0832c0a
+# %% ../../nbs/reporting/09_site.ipynb #9187b01f
 #| eval: false
 if __name__ == "__main__":
     main()
