@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['id_places', 'ranking', 'Hits', 'first_units', 'Run', 'write_run', 'read_run']
 
-# %% ../../nbs/retrieval/01_run.ipynb #106d00ab
+# %% ../../nbs/retrieval/01_run.ipynb #2d0051ea
 import gzip
 import io
 import re
@@ -21,7 +21,7 @@ import pandas as pd
 from ..core.config import CdrError, atomic_path
 from ..core.conversation import escape_html
 
-# %% ../../nbs/retrieval/01_run.ipynb #a45b1ac6
+# %% ../../nbs/retrieval/01_run.ipynb #14b8ebdd
 def id_places(
     ids: Sequence[str],
 ) -> np.ndarray:  # int64, place of each id in ascending order
@@ -64,7 +64,7 @@ def first_units(
         raise CdrError("the units of a conversation must stand together: sort them by conversation")
     return first
 
-# %% ../../nbs/retrieval/01_run.ipynb #ac5758d6
+# %% ../../nbs/retrieval/01_run.ipynb #8e523c47
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
     "Ranked conversations for each query, in trec_eval's order. Made by `Run.from_dict`, `read_run` or `search`."
@@ -225,7 +225,7 @@ class Run:
         return (f"<p>{escape_html(repr(self))}</p><table><thead><tr><th>{'</th><th>'.join(head.columns)}</th></tr>"
                 f"</thead><tbody>{body}</tbody></table>")
 
-# %% ../../nbs/retrieval/01_run.ipynb #6e60497b
+# %% ../../nbs/retrieval/01_run.ipynb #bfa7b5e2
 def _check_ids(ids: Iterable, what: str) -> None:
     for value in ids:
         if not isinstance(value, str):
@@ -236,7 +236,7 @@ def _first_repeat(values: Iterable[str]) -> str:
     seen: set[str] = set()
     return next(value for value in values if value in seen or seen.add(value))
 
-# %% ../../nbs/retrieval/01_run.ipynb #9c0f9a03
+# %% ../../nbs/retrieval/01_run.ipynb #e0403617
 _SPACE = re.compile(r"[\s\x00\ud800-\udfff]")
 
 
@@ -268,7 +268,7 @@ def write_run(
             file.write(data)
     return path
 
-# %% ../../nbs/retrieval/01_run.ipynb #eae2f18e
+# %% ../../nbs/retrieval/01_run.ipynb #49f3cec9
 def read_run(
     path: str | Path,  # `.gz` is decompressed
     name: str | None = None,  # of the system; default: as in the file, or the file's stem if it has no line
@@ -323,8 +323,8 @@ def _number(text: str) -> float | None:
         value = float(text)
     except ValueError:
         return None
-    # float() also takes digit groups such as 1_000, which no other reader does.
-    return value if "_" not in text and abs(value) <= float(np.finfo(np.float32).max) else None
+    # float() also takes digit groups such as 1_000, which no other reader does. The bound is what rounds to infinity.
+    return value if "_" not in text and abs(value) < 2.0**128 - 2.0**103 else None
 
 
 def _lines(path: Path) -> Iterable[bytes]:
