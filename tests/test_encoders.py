@@ -228,7 +228,8 @@ if __name__ == "__main__":
 # --- names, folders, networks -----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name, says", [("./nowhere", "no such folder"), ("/nowhere/model", "no such folder"),
-                                        ("a/b/c", "no such folder"), ("", "give a name"), ("openai:", "lacks the model")])
+                                        ("a/b/c", "no such folder"), ("", "give a name"), ("openai:", "lacks the model"),
+                                        ("hash:big", "hash:512")])
 def test_names_that_name_nothing(name, says):
     with pytest.raises(CdrError, match=says):
         get_encoder(name)
@@ -272,7 +273,7 @@ def test_damaged_folder_is_one_clear_error(tmp_path):
 @pytest.mark.parametrize("name, options", [
     ("hash", {"revision": "abc"}), ("hash", {"dtype": "bfloat16"}), ("keyword", {"max_length": 3}),
     ("minilm", {"base_url": "http://127.0.0.1/v1"}), ("minilm", {"revision": "main"}), ("openai:m", {"max_length": 5}),
-    ("openai:m", {"device": "cpu"}), ("mteb:x/y", {"dtype": "float16"})])
+    ("openai:m", {"backend": "openvino"}), ("mteb:x/y", {"dtype": "float16"})])
 def test_options_that_nothing_would_read_are_refused(name, options):
     with pytest.raises(CdrError, match=f"takes no {next(iter(options))}"):
         get_encoder(name, **options)

@@ -6,7 +6,7 @@
 __all__ = ['Encoder', 'HashEncoder', 'KeywordEncoder', 'MtebEncoder', 'get_encoder', 'embed', 'Reranker', 'OverlapReranker',
            'CrossEncoderReranker', 'get_reranker']
 
-# %% ../../nbs/core/05_encoders.ipynb #346720c3
+# %% ../../nbs/core/05_encoders.ipynb #9bebaed2
 import hashlib
 import re
 import time
@@ -25,7 +25,7 @@ from .models import (ModelSpec, OpenVinoEncoder, SentenceEncoder, check_role, ch
                                  packaged_minilm, pick_device, pick_dtype, token_batches, unit_vectors, weights_id)
 from .store import Store, vector_keys
 
-# %% ../../nbs/core/05_encoders.ipynb #4034503a
+# %% ../../nbs/core/05_encoders.ipynb #aa131462
 @runtime_checkable
 class Encoder(Protocol):
     "What the library asks of an encoder."
@@ -50,7 +50,7 @@ class Encoder(Protocol):
         "Embed texts in the order given."
         ...
 
-# %% ../../nbs/core/05_encoders.ipynb #fc783cb7
+# %% ../../nbs/core/05_encoders.ipynb #befe0497
 _CODE = 1  # raise whenever a change to this module can change vectors
 _WORD = re.compile(r"\w+")
 
@@ -94,7 +94,7 @@ class HashEncoder:
             self._directions[word] = bits.astype(np.float32) * 2 - 1
         return self._directions[word]
 
-# %% ../../nbs/core/05_encoders.ipynb #f03ecd75
+# %% ../../nbs/core/05_encoders.ipynb #f2239885
 class KeywordEncoder:
     "Counts of words, one dimension each."
 
@@ -144,7 +144,7 @@ class KeywordEncoder:
                     row[column] += 1
         return unit_vectors(out, texts, self.name)
 
-# %% ../../nbs/core/05_encoders.ipynb #9cdf2e9a
+# %% ../../nbs/core/05_encoders.ipynb #d701d151
 class MtebEncoder:
     "A model of mteb's registry with its own prompts."
 
@@ -223,7 +223,7 @@ class MtebEncoder:
             vectors = vectors.detach().float().cpu().numpy()
         return unit_vectors(vectors, texts, self.name)
 
-# %% ../../nbs/core/05_encoders.ipynb #2cc87728
+# %% ../../nbs/core/05_encoders.ipynb #843f6b3c
 def _refuse(name: str, reason: str, **given: Any) -> None:
     if unused := [option for option, value in given.items() if value]:
         raise CdrError(f"encoder {name!r} takes no {', '.join(unused)}: {reason}")
@@ -254,10 +254,12 @@ def get_encoder(
         _refuse(name, "it has no weights", dtype=dtype_given, backend=backend_given, revision=revision,
                 max_length=max_length, base_url=base_url, **prompts)
         if kind == "hash":
-            return HashEncoder(int(rest)) if rest.isdecimal() else HashEncoder()
+            if rest and not rest.isdecimal():
+                raise CdrError(f"encoder {name!r}: write hash, or hash:512 for 512 dimensions")
+            return HashEncoder(int(rest or 256))
         return KeywordEncoder([word.strip() for word in rest.split(",")] if rest else None)
     if kind == "openai":
-        _refuse(name, "the server decides", device=device, dtype=dtype_given, backend=backend_given, revision=revision,
+        _refuse(name, "the server decides", dtype=dtype_given, backend=backend_given, revision=revision,
                 max_length=max_length)
         if not rest:
             raise CdrError("encoder 'openai:' lacks the model: write openai:text-embedding-3-large")
@@ -275,7 +277,7 @@ def get_encoder(
     make = OpenVinoEncoder if backend == "openvino" else SentenceEncoder
     return make(name, device, dtype, revision, max_length, **prompts, trust_remote_code=trust_remote_code, label=label)
 
-# %% ../../nbs/core/05_encoders.ipynb #1af000e1
+# %% ../../nbs/core/05_encoders.ipynb #5b04432e
 _CHUNK = 1024  # texts handed to an encoder at once
 _FLUSH = 10.0  # seconds between two writes to the store
 
@@ -332,7 +334,7 @@ def embed(
     # The usual corpus has few repeats; without any the copy is saved.
     return vectors if len(distinct) == len(texts) else vectors[inverse]
 
-# %% ../../nbs/core/05_encoders.ipynb #0f08b98c
+# %% ../../nbs/core/05_encoders.ipynb #12a7a847
 @runtime_checkable
 class Reranker(Protocol):
     "What the library asks of a reranker."

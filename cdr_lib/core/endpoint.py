@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['server_wait', 'back_off', 'EndpointEncoder']
 
-# %% ../../nbs/core/04b_endpoint.ipynb #55c4f324
+# %% ../../nbs/core/04b_endpoint.ipynb #b8f07813
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -16,10 +16,10 @@ from urllib.parse import urlsplit
 import numpy as np
 from tqdm.auto import tqdm
 
-from .config import CdrError, require
+from .config import CdrError
 from .models import check_role, check_texts, unit_vectors
 
-# %% ../../nbs/core/04b_endpoint.ipynb #c3bdc983
+# %% ../../nbs/core/04b_endpoint.ipynb #58562e7d
 def server_wait(
     headers: Mapping[str, str],  # of the response, names in any case
     now: float | None = None,  # seconds since 1970; default: the clock
@@ -48,7 +48,7 @@ def back_off(
     "Wait without a hint: doubling from one second, then between half and all of that at random."
     return float(min(longest, 2.0 ** min(attempt, 20)) * rng.uniform(0.5, 1.0))
 
-# %% ../../nbs/core/04b_endpoint.ipynb #20408689
+# %% ../../nbs/core/04b_endpoint.ipynb #29cceb6d
 # Raise this number whenever a change to this module can change vectors.
 _CODE = 1
 _RETRIED = {408, 409, 429, 500, 502, 503, 504, 529}
@@ -86,9 +86,10 @@ class EndpointEncoder:
         if not self._key and parts.hostname == "api.openai.com":
             raise CdrError("openai: set the environment variable OPENAI_API_KEY, or base_url for a server without keys")
         self.base_url = base_url.rstrip("/")
+        from openai import OpenAI
+
         # Retries are ours, so that waits and attempts can be bounded and counted.
-        self._client = require("openai", "all").OpenAI(api_key=self._key or "none", base_url=self.base_url, max_retries=0,
-                                                       timeout=timeout)
+        self._client = OpenAI(api_key=self._key or "none", base_url=self.base_url, max_retries=0, timeout=timeout)
 
     def __repr__(self) -> str:
         return f"EndpointEncoder({self.model!r} at {self.base_url})"

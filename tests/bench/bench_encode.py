@@ -1,0 +1,96 @@
+"""Three granularities embedded by one call, against three calls of SentenceTransformer.encode with its defaults.
+
+The corpus is the Schema-Guided Dialogue set when CDR_DATA names it, else the project's sample. Run alone with
+`python tests/bench/bench_encode.py [--quick]`, or with the others by `make bench`.
+"""
+import json
+import sys
+import time
+
+import numpy as np
+
+GRANULARITIES = ("turn", "window", "session")
+
+
+def corpus(n: int) -> tuple[str, list]:
+    "Name and `n` conversations, drawn with a fixed seed."
+    from cdr_lib.core.config import corpora_dir, data_dir
+    from cdr_lib.core.io import read_cdr
+    from cdr_lib.core.sources import load_source
+
+    if corpora_dir() is not None and (corpora_dir() / "sgd").is_dir():
+        name, found = "SGD", list(load_source("sgd"))
+    else:
+        name, found = "sample", list(read_cdr(data_dir() / "sample" / "cdr").conversations.values())
+    order = np.random.default_rng(0).permutation(len(found))
+    return name, [found[place] for place in sorted(order[:n])]
+
+
+def interleaved(runs: dict, rounds: int) -> dict:
+    "Shortest time of each run; the runs take turns, so that a busy moment of the machine hits all of them."
+    best = dict.fromkeys(runs, float("inf"))
+    for _ in range(rounds):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+def bench(quick: bool = False) -> list[dict]:
+    "Rows of the benchmark table."
+    import torch
+    from sentence_transformers import SentenceTransformer
+
+    from cdr_lib.core.encoders import embed, get_encoder
+    from cdr_lib.core.models import packaged_minilm
+    from cdr_lib.retrieval.segment import segment
+
+    name, conversations = corpus(10 if quick else 150)
+    units = [segment(conversations, granularity, k=3).texts for granularity in GRANULARITIES]
+    texts = [text for part in units for text in part]
+    distinct = list(dict.fromkeys(texts))
+    reference = SentenceTransformer(packaged_minilm(), device="cpu", local_files_only=True)
+    encoders = {"fp32": get_encoder("minilm", device="cpu"), "bf16": get_encoder("minilm", device="cpu", dtype="bfloat16"),
+                "openvino": get_encoder("minilm", backend="openvino", dtype="bfloat16")}
+
+    def one_call(kind: str) -> np.ndarray:
+        return embed(encoders[kind], texts, progress=False)
+
+    def as_they_come() -> None:
+        for start in range(0, len(distinct), 32):
+            encoders["fp32"]._forward(distinct[start:start + 32], "document", 32)
+
+    expected = np.concatenate([reference.encode(part, normalize_embeddings=True) for part in units])  # warms up, too
+    cosines = {kind: float((one_call(kind) * expected).sum(axis=1).min()) for kind in encoders}
+    assert min(cosines.values()) >= 0.999, cosines
+
+    best = interleaved({"reference": lambda: [reference.encode(part) for part in units],
+                        **{kind: lambda kind=kind: one_call(kind) for kind in encoders}}, 1 if quick else 2)
+    parts = interleaved({"all": lambda: encoders["fp32"].encode(texts, progress=False),
+                         "distinct": lambda: encoders["fp32"].encode(distinct, progress=False),
+                         "unsorted": as_they_come}, 1)
+
+    counts = f"{name}: {len(conversations)} conversations, " + ", ".join(
+        f"{len(part):,} {granularity}s" for granularity, part in zip(GRANULARITIES, units))
+    threads = f"{torch.get_num_threads()} threads on both sides"
+
+    def row(case: str, ours: float, theirs: float, target: float | None, checked: str, note: str) -> dict:
+        return {"case": case, "ours_s": ours, "reference_s": theirs, "ratio": theirs / ours, "target": target,
+                "checked": checked, "peak_mib": None, "note": note}
+
+    labels = {"fp32": ("fp32, one call", None), "bf16": ("bf16 in torch, one call", 1.8),
+              "openvino": ("bf16 in OpenVINO, one call", 2.4)}
+    rows = [row(f"Embed three granularities: {label}", best[kind], best["reference"], target,
+                f"cosine to theirs at least {cosines[kind]:.5f}", f"{counts}; reference: three calls in fp32; {threads}")
+            for kind, (label, target) in labels.items()]
+    rows.append(row("of which, in fp32: each distinct text once", parts["distinct"], parts["all"], None, "",
+                    f"{len(texts):,} texts, {len(distinct):,} distinct; reference: repeated texts again, else the same"))
+    rows.append(row("of which, in fp32: sorted by tokens, batches filled by tokens", parts["distinct"], parts["unsorted"], None,
+                    "", "reference: distinct texts as they come, 32 in a batch (three calls of the library sort by characters)"))
+    return rows
+
+
+if __name__ == "__main__":
+    for line in bench("--quick" in sys.argv):
+        print(json.dumps(line))
