@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['write_index', 'make_report']
 
-# %% ../../nbs/reporting/03_index.ipynb #c36ad1d9
+# %% ../../nbs/reporting/03_index.ipynb #db9f7d68
 import base64
 import html
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -18,7 +19,7 @@ from ..core.config import CdrError, read_json, reports_dir, write_text
 from .provenance import locate
 from .run import Profile, run_profile
 
-# %% ../../nbs/reporting/03_index.ipynb #07ea4605
+# %% ../../nbs/reporting/03_index.ipynb #fd20e5d0
 def _items(manifest: Mapping[str, Any], kind: str) -> list[dict]:
     "Descriptions of all tables or figures, in the order of the tasks."
     found = []
@@ -27,7 +28,8 @@ def _items(manifest: Mapping[str, Any], kind: str) -> list[dict]:
             if PurePosixPath(path).suffix == ".json" and PurePosixPath(path).parent.name == f"{kind}s":
                 about = read_json(locate(path))
                 if about.get("kind") == kind:
-                    found.append({**about, "stem": path[: -len(".json")], "task": task["task"]})
+                    made_by = {"task": task["task"], "title of task": task["title"]}
+                    found.append({**about, **made_by, "stem": path[: -len(".json")]})
     return found
 
 
@@ -47,10 +49,16 @@ def _table(rows: Iterable[Iterable[str]], head: Iterable[str]) -> str:
     return f'<div class="wide"><table><thead><tr>{top}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
 
 
+def _anchor(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+
+
 def _section(title: str, parts: Iterable[str]) -> str:
     parts = [part for part in parts if part]
-    name = title.lower().replace(" ", "-")
-    return f'<section id="{name}">\n<h2>{_text(title)}</h2>\n' + "\n".join(parts) + "\n</section>" if parts else ""
+    if not parts:
+        return ""
+    body = "\n".join(parts)
+    return f'<section id="{_anchor(title)}">\n<h2>{_text(title)}</h2>\n{body}\n</section>'
 
 
 def _shown_table(item: Mapping, folder: Path) -> str:
@@ -70,7 +78,7 @@ def _shown_figure(item: Mapping, folder: Path) -> str:
     return (f'<figure id="{name}"><img alt="{_text(item["alt"])}" src="data:image/png;base64,{data}">'
             f'<figcaption><b>{_text(item["title"])}</b>{note}{sources} {files}</figcaption></figure>')
 
-# %% ../../nbs/reporting/03_index.ipynb #456ca18b
+# %% ../../nbs/reporting/03_index.ipynb #41b148e0
 _CSS = """
 :root { color-scheme: light dark; --line: #8884; --soft: #8882; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 68rem; margin: 0 auto; padding: 1rem; }
@@ -79,7 +87,7 @@ caption { text-align: left; font-weight: 600; padding: .3rem 0; }
 th, td { border-bottom: 1px solid var(--line); padding: .2rem .7rem .2rem 0; text-align: left; vertical-align: top; }
 td[style*="right"] { font-variant-numeric: tabular-nums; }
 article, figure { margin: 0 0 2rem; } .wide, .cdr-table { overflow-x: auto; }
-img { max-width: 100%; height: auto; background: #fff; }
+img { max-width: 100%; height: auto; background: #fff; } article p { margin: .2rem 0; }
 .files, small, footer { color: #777; font-size: .85rem; } nav a { margin-right: 1rem; }
 .ok { color: #15803d; } .failed, .differs { color: #b91c1c; font-weight: 600; } .skipped, .okish { color: #b45309; }
 pre { background: var(--soft); padding: .6rem; overflow-x: auto; white-space: pre-wrap; }
@@ -98,15 +106,16 @@ def write_index(
     sections = {
         "Failures": [_failure(task, folder) for task in manifest["tasks"] if task["status"] in ("failed", "skipped")],
         "Verdicts": [_verdicts(tables)],
-        "Tables": [_shown_table(item, folder) for item in tables if not item["measured"]],
-        "Figures": [_shown_figure(item, folder) for item in figures if not item["measured"]],
+        **{title: [*(_shown_figure(item, folder) for item in figures if _belongs(item, title)),
+                   *(_shown_table(item, folder) for item in tables if _belongs(item, title))]
+           for title in dict.fromkeys(task["title"] for task in manifest["tasks"])},
         "Measured times": [_shown_table(item, folder) for item in tables if item["measured"]]
         + [_shown_figure(item, folder) for item in figures if item["measured"]],
         "Notebooks": [_notebooks(manifest, folder)],
         "Circumstances": [_circumstances(manifest)],
     }
     parts = {title: section for title, body in sections.items() if (section := _section(title, body))}
-    nav = "".join(f'<a href="#{title.lower().replace(" ", "-")}">{title}</a>' for title in parts)
+    nav = "".join(f'<a href="#{_anchor(title)}">{_text(title)}</a>' for title in parts)
     title = f"Report: {manifest['profile']}"
     head = "\n".join(['<meta charset="utf-8">', '<meta name="viewport" content="width=device-width">',
                       f"<title>{_text(title)}</title>", f"<style>{_CSS}</style>"])
@@ -116,6 +125,10 @@ def write_index(
     body = "\n".join(lines)
     page = f'<!doctype html>\n<html lang="en">\n<head>\n{head}\n</head>\n<body>\n{body}\n</body>\n</html>\n'
     return write_text(folder / "index.html", page)
+
+
+def _belongs(item: Mapping, title: str) -> bool:
+    return item["title of task"] == title and not item["measured"]
 
 
 def _counts(manifest: Mapping) -> str:
@@ -162,7 +175,7 @@ def _circumstances(manifest: Mapping) -> str:
         rows.append(("files of no task", ", ".join(manifest["unclaimed"])))
     return _table([[_text(name), _text(value)] for name, value in rows], ("", ""))
 
-# %% ../../nbs/reporting/03_index.ipynb #0ad2b542
+# %% ../../nbs/reporting/03_index.ipynb #671b134e
 def make_report(
     profile: str | Profile,
     only: Iterable[str] | None = None,  # names of jobs

@@ -6,7 +6,7 @@
 __all__ = ['Job', 'Profile', 'profiles_path', 'load_profiles', 'load_profile', 'Task', 'plan', 'missing_data', 'publishable',
            'fingerprint', 'run_profile', 'exit_code']
 
-# %% ../../nbs/reporting/02_run.ipynb #70e3c54c
+# %% ../../nbs/reporting/02_run.ipynb #2a0ff445
 import itertools
 import json
 import os
@@ -39,7 +39,7 @@ from cdr_lib.reporting.provenance import (
     read_record, tree_hash,
 )
 
-# %% ../../nbs/reporting/02_run.ipynb #b783288b
+# %% ../../nbs/reporting/02_run.ipynb #e0a4737c
 @dataclass(frozen=True)
 class Job:
     "One report notebook with its parameters."
@@ -119,7 +119,7 @@ class Profile:
         "Where its results lie."
         return reports_dir() / self.name
 
-# %% ../../nbs/reporting/02_run.ipynb #215231e1
+# %% ../../nbs/reporting/02_run.ipynb #7478f58c
 class _Yaml(yaml.SafeLoader):
     def construct_mapping(self, node, deep=False):
         keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
@@ -193,13 +193,14 @@ def _profile(name: str, entry: Any, where: str) -> Profile:
         jobs.append(Job(job, **spec))
     return Profile(name, tuple(jobs), entry.get("title") or "")
 
-# %% ../../nbs/reporting/02_run.ipynb #c32d4eb9
+# %% ../../nbs/reporting/02_run.ipynb #5f09952b
 @dataclass(frozen=True)
 class Task:
     "One run of one notebook."
 
     name: str
     job: str
+    title: str  # of the notebook
     notebook: Path
     params: Mapping[str, Any]  # all that is injected, plain
     needs: tuple[str, ...]  # tasks
@@ -268,6 +269,8 @@ def _expand(job: Job, profile: Profile, planned: Mapping[str, list[Task]]) -> li
     out = f"{portable(profile.folder)}/{job.system}"
     door = {"profile": profile.name, "out": out, "seed": job.seed}
     declared = read_parameters(notebook, where)
+    first = "".join(notebook["cells"][0]["source"]) if notebook["cells"][0]["cell_type"] == "markdown" else ""
+    title = first.splitlines()[0].removeprefix("#").strip() if first.startswith("# ") else job.path.stem
     defaults = {name: value for name, parameter in declared.items() for known, value in [parameter.literal()] if known}
     tasks, problems = [], []
     for name, point in job.points().items():
@@ -284,7 +287,7 @@ def _expand(job: Job, profile: Profile, planned: Mapping[str, list[Task]]) -> li
             continue
         needs = tuple(task.name for need in job.needs for task in planned[need])
         named = _data_in([value for key, value in {**defaults, **params}.items() if key not in door])
-        tasks.append(Task(name, job.name, job.path, params, needs, tuple(dict.fromkeys([*job.inputs, *named])),
+        tasks.append(Task(name, job.name, title, job.path, params, needs, tuple(dict.fromkeys([*job.inputs, *named])),
                           f"{out}/notebooks/{name}.ipynb", len(notebook["cells"]) + bool(params),
                           notebook_hash(notebook)))
     if problems:
@@ -293,7 +296,7 @@ def _expand(job: Job, profile: Profile, planned: Mapping[str, list[Task]]) -> li
 
 
 def _data_in(value: Any) -> Iterator[str]:
-    "Parameters that name existing files or folders are data; results of other jobs are covered by `needs`."
+    "Parameters that name files or folders are data; results of other jobs are covered by `needs`."
     if isinstance(value, Mapping):
         value = list(value.values())
     if isinstance(value, list):
@@ -301,7 +304,7 @@ def _data_in(value: Any) -> Iterator[str]:
             yield from _data_in(item)
     elif isinstance(value, str) and "/" in value and len(value) < 300 and "\n" not in value:
         in_reports = value.startswith(portable(reports_dir()) + "/")
-        if value.startswith(("$CDR_DATA", "${CDR_DATA}")) or not in_reports and locate(value).exists():
+        if value.startswith(("data/", "$CDR_DATA", "${CDR_DATA}")) or not in_reports and locate(value).exists():
             yield value
 
 
@@ -318,7 +321,7 @@ def missing_data(
             missing.append(name)
     return missing
 
-# %% ../../nbs/reporting/02_run.ipynb #c900001a
+# %% ../../nbs/reporting/02_run.ipynb #774feb22
 def publishable(
     notebook: Mapping,  # executed, nbformat 4
     scrubber: Scrubber,
@@ -382,7 +385,7 @@ def _scrub_output(output: dict, scrubber: Scrubber) -> dict | None:
         kept["data"] = {kind: value if _BINARY.match(kind) else scrubber.tree(value) for kind, value in data.items()}
     return kept
 
-# %% ../../nbs/reporting/02_run.ipynb #6cab5c94
+# %% ../../nbs/reporting/02_run.ipynb #e92d9955
 def _child() -> None:
     "Entry of the child process: a task as JSON on standard input, messages as JSON lines on standard output."
     spec = json.load(sys.stdin)
@@ -508,7 +511,7 @@ def _bad_file(paths: Iterable[str], scrubber: Scrubber, notebook: Mapping) -> di
                 return problem("BadJson", str(error))
     return None
 
-# %% ../../nbs/reporting/02_run.ipynb #08c55291
+# %% ../../nbs/reporting/02_run.ipynb #3f48bb8e
 class _Children:
     "Running child processes, and how to end them."
 
@@ -581,7 +584,7 @@ class _Children:
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
 
-# %% ../../nbs/reporting/02_run.ipynb #45e3daba
+# %% ../../nbs/reporting/02_run.ipynb #5d4007da
 def fingerprint(
     task: Task,
     needed: Mapping[str, Mapping[str, str]],  # outputs of the tasks that it needs
@@ -655,7 +658,7 @@ def _alone(profile: Profile) -> Iterator[None]:
             raise CdrError(f"profile {profile.name} is being run by another process: wait for its end") from error
         yield
 
-# %% ../../nbs/reporting/02_run.ipynb #9ee32933
+# %% ../../nbs/reporting/02_run.ipynb #5824dfc8
 def run_profile(
     profile: str | Profile,
     only: Iterable[str] | None = None,  # names of jobs; what they need is brought up to date too
@@ -747,8 +750,8 @@ def _run_tasks(profile: Profile, tasks: list[Task], forced: set[str], workers: i
 
 
 def _about(task: Task) -> dict:
-    return {"task": task.name, "job": task.job, "notebook": task.output, "source": portable(task.notebook),
-            "parameters": dict(task.params)}
+    return {"task": task.name, "job": task.job, "title": task.title, "notebook": task.output,
+            "source": portable(task.notebook), "parameters": dict(task.params)}
 
 
 def _skipped(task: Task, need: str) -> dict:
@@ -785,7 +788,7 @@ def _preview(profile: Profile, tasks: list[Task], only: list[str] | None, force:
                      "parameters": dict(task.params)})
     return pd.DataFrame(rows, columns=["task", "status", "reason", "notebook", "parameters"])
 
-# %% ../../nbs/reporting/02_run.ipynb #f0508da4
+# %% ../../nbs/reporting/02_run.ipynb #2ba82c94
 def _forget_others(profile: Profile, done: Mapping[str, Mapping]) -> None:
     "Tasks that the profile no longer has: remove their states and the files that only they wrote."
     states = _load_states(profile)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['HOLE', 'html_cell', 'latex_cell', 'Table', 'ordered', 'score_grid']
 
-# %% ../../nbs/reporting/04_tables.ipynb #9b6cb1ea
+# %% ../../nbs/reporting/04_tables.ipynb #80d07554
 import numbers
 import re
 from collections.abc import Hashable, Mapping, Sequence
@@ -19,7 +19,7 @@ from ..core.config import CdrError, nan_to_null, write_json, write_text
 from ..core.conversation import escape_html, escape_md
 from .provenance import portable, record
 
-# %% ../../nbs/reporting/04_tables.ipynb #c6d70c87
+# %% ../../nbs/reporting/04_tables.ipynb #8ce65bad
 def html_cell(
     text: str,
 ) -> str:  # an HTML fragment in ASCII
@@ -38,7 +38,7 @@ def latex_cell(text: str) -> str:
     "Text as LaTeX content; a line break becomes a space."
     return "".join(_LATEX.get(char, char) for char in " ".join(text.split()))
 
-# %% ../../nbs/reporting/04_tables.ipynb #1198df36
+# %% ../../nbs/reporting/04_tables.ipynb #a090e658
 HOLE = "\u2014"
 
 
@@ -53,7 +53,7 @@ class Table:
     decimals: int | Mapping[str, int] = 4  # of floats; for all, or by column (others: 4)
     best: str | Mapping[str, str] | None = None  # "max" or "min", for all float columns or by column
     incomplete: Mapping[tuple[Hashable, str], str] = field(default_factory=dict)  # (row, column) -> such as "1 of 2"
-    marks: Mapping[tuple[Hashable, str], str] = field(default_factory=dict)  # (row, column) -> sign, explained in `note`
+    marks: Mapping[tuple[Hashable, str], str] = field(default_factory=dict)  # (row, column) -> sign, see `note`
     measured: bool = False  # holds times, which differ from run to run
     verdicts: Sequence[Mapping[str, Any]] = ()  # rows for the report's overview, see `reporting.published`
 
@@ -70,7 +70,7 @@ class Table:
 
     def to_markdown(self) -> str:
         "GitHub-flavoured Markdown, safe in MyST too."
-        head, rows = self._cells(escape_md, "**{}**".format)
+        head, rows = self._cells(_markdown_cell, "**{}**".format)
         lines = [head, [":--" if left else "--:" for left in self._left()], *rows]
         table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
         notes = [escape_md(text) for text in self._notes()]
@@ -138,7 +138,8 @@ class Table:
     def _left(self) -> list[bool]:
         "Which printed columns are text."
         def is_text(values: pd.Series) -> bool:
-            return not all(_is_number(value) or _is_hole(value) for value in values)
+            known = [value for value in values if not _is_hole(value)]
+            return not known or not all(map(_is_number, known))
 
         index = [True] * self.frame.index.nlevels if self._indexed() else []
         return index + [is_text(self.frame[name]) for name in self.frame.columns]
@@ -192,6 +193,11 @@ class Table:
         return head, rows
 
 
+def _markdown_cell(text: str) -> str:
+    # Markdown cannot take a plain number for anything else, and people read these files too.
+    return text if re.fullmatch(r"-?[0-9][0-9,]*(\.[0-9]+)?", text) else escape_md(text)
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, numbers.Number) and not isinstance(value, bool)
 
@@ -216,7 +222,7 @@ def _check_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise CdrError(f"file name {name!r}: use letters, digits, '.', '-' and '_' only")
 
-# %% ../../nbs/reporting/04_tables.ipynb #a54f5239
+# %% ../../nbs/reporting/04_tables.ipynb #70568b17
 def ordered(
     values: Sequence[Any],  # what occurs in the data
     order: Sequence[Any],  # how it is to be shown
