@@ -29,13 +29,14 @@ def scores(run: Run, qrels: dict, *measures: str) -> list[float]:
     return score_matrix(run, qrels, measures).mean(axis=0).tolist()
 
 
-# -- RET-01: words in half of the documents --------------------------------------------------------------------------
+# -- RET-01: words in half of the documents ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("documents, query, expected", [
     ({"d1": "blue kettle", "d2": "red toaster"}, "red toaster", [0.0, 1.386294]),
     ({"p1": "cats sleep much", "p2": "dogs sleep little"}, "sleep", [0.182322, 0.182322]),
-    ({"q1": "refund policy", "q2": "refund form late", "q3": "refund now"}, "refund late", [0.142705, 0.987408, 0.142705]),
+    ({"q1": "refund policy", "q2": "refund form late", "q3": "refund now"}, "refund late",
+     [0.142705, 0.987408, 0.142705]),
 ])
 def test_RET_01_lucene_idf(documents, query, expected):
     index = BM25(documents.values())
@@ -66,14 +67,15 @@ def test_RET_01_okapi_is_kept_for_comparison_only():
         [-0.0805, -0.0805], abs=1e-4)
 
 
-# -- RET-02: queries without a known word --------------------------------------------------------------------------------
+# -- RET-02: queries without a known word ------------------------------------------------------------------------------
 
 DOCUMENTS = {"a": "alpha", "b": "beta", "c": "gamma", "d": "quick dog", "e": "quick fox"}
 
 
 @pytest.mark.parametrize("variant", ["bm25", "bm25:okapi"])
 def test_RET_02_no_known_word_no_hit(variant):
-    queries = {"zzz": "zzz", "empty": "", "stop": "the of", "invisible": "\u200b", "script": "быстрая", "marks": "?!"}
+    queries = {"zzz": "zzz", "empty": "", "stop": "the of", "invisible": "\u200b", "script": "быстрая",
+               "marks": "?!"}
     run = search(queries, corpus(**DOCUMENTS), variant, k=2, rendering="text")
     assert [found(run, query) for query in queries] == [[]] * 6
     assert run.without_hits == tuple(queries)
@@ -92,15 +94,17 @@ def test_RET_02_a_shared_word_ties():
 
 
 def test_RET_02_dense_blank_query_and_zero_vector():
-    run = search({"blank": "\u200b ", "unknown": "zzz"}, corpus(**DOCUMENTS), "keyword", rendering="text", progress=False)
+    queries = {"blank": "\u200b ", "unknown": "zzz"}
+    run = search(queries, corpus(**DOCUMENTS), "keyword", rendering="text", progress=False)
     assert run.without_hits == ("blank", "unknown")
 
 
-# -- RET-04: more results than documents ---------------------------------------------------------------------------------
+# -- RET-04: more results than documents -------------------------------------------------------------------------------
 
 
 def test_RET_04_k_beyond_the_corpus_dense():
-    hits = dense_topk(np.array([[1, 0, 0]], np.float32), np.eye(3, dtype=np.float32), np.arange(3), ["x", "y", "z"], k=5)
+    query, documents = np.array([[1, 0, 0]], np.float32), np.eye(3, dtype=np.float32)
+    hits = dense_topk(query, documents, np.arange(3), ["x", "y", "z"], k=5)
     assert hits.conversations.tolist() == [0, 2, 1]
     assert hits.scores.tolist() == [1, 0, 0]
     run = Run.from_columns(["q"], hits.rows, ["x", "y", "z"], hits.conversations, hits.scores)
@@ -113,14 +117,15 @@ def test_RET_04_k_beyond_the_corpus_everywhere():
     for encoder in ("bm25", "bm25:okapi", "hash", "keyword"):
         run = search({"q": "red bag"}, corpus(**texts), encoder, k=5, rendering="text", progress=False)
         hits = found(run, "q")
-        assert len(hits) == len(set(hits)) == (1 if encoder == "bm25:okapi" else 3)  # there, "red" weighs less than nothing
+        # With okapi, "red" in all three weighs less than nothing.
+        assert len(hits) == len(set(hits)) == (1 if encoder == "bm25:okapi" else 3)
         assert hits[0] == "x" and np.isfinite(run.scores).all() and (run.scores > -1.01).all()
     assert len(fuse([run, run], k=50)["q"]) == 3
     assert len(rerank(run, {"q": "red bag"}, corpus(**texts), "overlap", depth=50)["q"]) == 3
     assert len(run.top(50)["q"]) == 3
 
 
-# -- RET-05: sessions from turns -----------------------------------------------------------------------------------------
+# -- RET-05: sessions from turns ---------------------------------------------------------------------------------------
 
 TURNS = [("S1", 3, 0.95), ("S1", 7, 0.93), ("S1", 1, 0.92), ("S2", 4, 0.6), ("S3", 2, 0.55)]
 
@@ -159,7 +164,7 @@ def test_RET_05_the_best_turn_is_kept():
         assert "red" in table.text[0]
 
 
-# -- RET-07: the same id twice -------------------------------------------------------------------------------------------
+# -- RET-07: the same id twice -----------------------------------------------------------------------------------------
 
 
 def test_RET_07_exact_repeat_once_conflict_refused():
@@ -191,7 +196,7 @@ def test_RET_07_search_over_vectors_refuses_repeated_ids():
         Run.from_columns(["q"], [0, 0], ["d", "d"], [0, 1], [0.5, 0.4])
 
 
-# -- RET-08: queries from the corpus -------------------------------------------------------------------------------------
+# -- RET-08: queries from the corpus -----------------------------------------------------------------------------------
 
 MESSAGES = {"t1": "red bag?", "t2": "here is one", "t3": "blue bag?", "t4": "also here"}
 
@@ -227,7 +232,8 @@ def test_RET_08_windows_and_sessions_that_contain_the_message():
 
 
 def test_RET_08_other_queries_keep_the_message():
-    run = search({"a": "red bag?", "b": "red bag?"}, corpus(**MESSAGES), "bm25", rendering="text", exclude={"a": ("t1", 0)})
+    run = search({"a": "red bag?", "b": "red bag?"}, corpus(**MESSAGES), "bm25", rendering="text",
+                 exclude={"a": ("t1", 0)})
     assert found(run, "a") == ["t3"] and found(run, "b") == ["t1", "t3"]
 
 
@@ -237,7 +243,7 @@ def test_RET_08_an_unknown_source_is_an_error():
             search({"q": "bag"}, corpus(**MESSAGES), "bm25", exclude=exclude)
 
 
-# -- Of the same kinds ---------------------------------------------------------------------------------------------------
+# -- Of the same kinds -------------------------------------------------------------------------------------------------
 
 
 def test_vectors_that_cannot_rank():

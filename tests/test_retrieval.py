@@ -23,7 +23,7 @@ from cdr_lib.retrieval.run import Run, read_run, write_run
 from cdr_lib.retrieval.search import best_units, search
 from cdr_lib.retrieval.segment import GRANULARITIES, segment
 
-# -- Units ---------------------------------------------------------------------------------------------------------------
+# -- Units -------------------------------------------------------------------------------------------------------------
 
 texts = st.sampled_from(["a", "b c", "", " ", "\u200b", "user: x\nassistant: y", "😀"])
 conversations = st.lists(st.lists(texts, min_size=1, max_size=8), max_size=6).map(
@@ -53,7 +53,7 @@ def test_units_follow_the_definition(corpus, k):
             assert span.stop - span.start == sum(row[0] == number for row in expected)
 
 
-# -- Runs ----------------------------------------------------------------------------------------------------------------
+# -- Runs --------------------------------------------------------------------------------------------------------------
 
 ids = st.text(st.characters(exclude_categories=["Cs", "Zs", "Zl", "Zp", "Cc"]), min_size=1, max_size=5).filter(
     lambda text: len(text.split()) == 1 and text == text.strip())
@@ -134,7 +134,8 @@ def test_repeats_in_a_file_on_request(tmp_path):
 def test_ids_that_would_shift_columns_are_refused_before_writing(tmp_path, name):
     path = tmp_path / "x.run"
     path.write_text("kept")
-    for run in (Run.from_dict({"q": {name: 1}}), Run.from_dict({name: {"d": 1}}), Run.from_dict({"q": {"d": 1}}, name=name)):
+    runs = Run.from_dict({"q": {name: 1}}), Run.from_dict({name: {"d": 1}}), Run.from_dict({"q": {"d": 1}}, name=name)
+    for run in runs:
         with pytest.raises(CdrError, match="rename it"):
             write_run(run, path)
     assert path.read_text() == "kept" and [file.name for file in tmp_path.iterdir()] == ["x.run"]
@@ -145,12 +146,14 @@ def test_run_shows_itself_escaped():
     assert "<b>" not in shown and "<i>" not in shown and "$" not in shown
 
 
-# -- BM25 ----------------------------------------------------------------------------------------------------------------
+# -- BM25 --------------------------------------------------------------------------------------------------------------
 
-words = st.lists(st.sampled_from(["red", "bag", "blue", "the", "a", "shoe", "Ünicode", "数字"]), max_size=8).map(" ".join)
+words = st.lists(st.sampled_from(["red", "bag", "blue", "the", "a", "shoe", "Ünicode", "数字"]), max_size=8)
+words = words.map(" ".join)
+some_documents = st.lists(words, min_size=1, max_size=12).filter(lambda rows: any(map(tokenize, rows)))
 
 
-@given(st.lists(words, min_size=1, max_size=12).filter(lambda rows: any(map(tokenize, rows))), st.lists(words, max_size=4))
+@given(some_documents, st.lists(words, max_size=4))
 @settings(max_examples=150, deadline=None)
 def test_okapi_is_rank_bm25(documents, queries):
     reference = BM25Okapi([tokenize(text) for text in documents])
@@ -176,6 +179,11 @@ def test_lucene_is_the_formula(documents, query, k1, b):
     assert scores == pytest.approx(expected, abs=1e-9) and (scores >= 0).all()
 
 
+def ranked(best: dict) -> list[tuple]:
+    """Conversations with their best score and unit, in the order of a run."""
+    return sorted(((score, name, unit) for name, (score, unit) in best.items()), key=lambda hit: hit[:2], reverse=True)
+
+
 def test_bm25_topk_is_sorting_everything():
     rng = np.random.default_rng(0)
     vocabulary = [f"w{i}" for i in range(40)]
@@ -193,9 +201,10 @@ def test_bm25_topk_is_sorting_everything():
             for unit, score in enumerate(scores[row]):
                 if score > 0 and (row, unit) not in banned and score > best.get(names[owner[unit]], (0,))[0]:
                     best[names[owner[unit]]] = score, unit
-            expected = sorted(((score, name, unit) for name, (score, unit) in best.items()), key=lambda x: x[:2], reverse=True)
+            expected = ranked(best)[:k]
             mine = hits.rows == row
-            assert list(zip(hits.scores[mine], [names[c] for c in hits.conversations[mine]], hits.units[mine])) == expected[:k]
+            found = [names[code] for code in hits.conversations[mine]]
+            assert list(zip(hits.scores[mine], found, hits.units[mine])) == expected
 
 
 def test_a_score_does_not_depend_on_the_batch():
@@ -206,7 +215,7 @@ def test_a_score_does_not_depend_on_the_batch():
     assert (batch == alone).all() and (batch[0] == batch[1]).all()
 
 
-# -- Dense search --------------------------------------------------------------------------------------------------------
+# -- Dense search ------------------------------------------------------------------------------------------------------
 
 
 def normal(rng, n: int, dim: int) -> np.ndarray:
@@ -224,8 +233,7 @@ def plain(queries, units, owner, names, k, banned=()):
             if (row, unit) not in banned and units[unit].any() and np.isfinite(units[unit]).all():
                 if name not in best or score > best[name][0]:
                     best[name] = score, unit
-        ranked = sorted(((score, name, unit) for name, (score, unit) in best.items()), key=lambda x: x[:2], reverse=True)
-        rows += [(row, name, score, unit) for score, name, unit in ranked[:k]] if query.any() else []
+        rows += [(row, name, score, unit) for score, name, unit in ranked(best)[:k]] if query.any() else []
     return rows
 
 
@@ -279,7 +287,8 @@ def test_one_conversation_larger_than_every_tile():
     units, queries = normal(rng, 12_000, 16), normal(rng, 5, 16)
     owner, names = np.repeat([0, 1, 2], [1, 11_000, 999]), ["a", "b", "c"]
     for k in (1, 2, 3):
-        assert as_rows(dense_topk(queries, units, owner, names, k, "100kB"), names) == plain(queries, units, owner, names, k)
+        hits = dense_topk(queries, units, owner, names, k, "100kB")
+        assert as_rows(hits, names) == plain(queries, units, owner, names, k)
 
 
 def test_nothing_but_the_vectors_decides(tmp_path, monkeypatch):
@@ -323,7 +332,8 @@ def test_exact_scores_do_not_depend_on_their_neighbours(dim):
     for part in (1, 3, 17):
         assert np.array_equal(together, np.concatenate([exact_scores(queries[i:i + part], units[i:i + part])
                                                         for i in range(0, 40, part)]))
-    assert together == pytest.approx([math.fsum(map(float, q.astype(float) * u)) for q, u in zip(queries, units)], abs=1e-7)
+    true = [math.fsum(map(float, query.astype(float) * unit)) for query, unit in zip(queries, units)]
+    assert together == pytest.approx(true, abs=1e-7)
 
 
 def test_half_precision_and_double_precision_vectors():
@@ -376,7 +386,7 @@ def test_no_amounts_of_memory(size):
         parse_bytes(size)
 
 
-# -- Search, fusion, reranking -------------------------------------------------------------------------------------------
+# -- Search, fusion, reranking -----------------------------------------------------------------------------------------
 
 CORPUS = [Conversation.make(f"c{i}", *[("user", f"{colour} {thing} {i % 3}") for colour in ("red", "blue")])
           for i, thing in enumerate(["bag", "shoe", "hat", "bag", "kettle"])]
@@ -483,7 +493,8 @@ def test_rerank_keeps_the_gold_list():
 
 
 def test_rerank_reads_the_best_unit_and_each_pair_once():
-    corpus = [Conversation.make("a", ("user", "x"), ("user", "y")), Conversation.make("b", ("user", "y"), ("user", "y"))]
+    corpus = [Conversation.make("a", ("user", "x"), ("user", "y")),
+              Conversation.make("b", ("user", "y"), ("user", "y"))]
     reranker = Table({"user: x": 1.0, "user: y": 2.0})
     second = rerank(Run.from_dict({"q": {"a": 1, "b": 2}}), {"q": "?"}, corpus, reranker, granularity="turn")
     assert second["q"] == [("b", 2.0), ("a", 2.0)] and len(reranker.pairs) == 2

@@ -5,17 +5,19 @@
 # %% auto #0
 __all__ = ['exact_scores', 'parse_bytes', 'dense_topk']
 
-# %% ../../nbs/retrieval/03_dense.ipynb #9b9618c8
+# %% ../../nbs/retrieval/03_dense.ipynb #1c3f4883
 import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..core.config import CdrError
 from .run import Hits, first_units, id_places, ranking
 
-# %% ../../nbs/retrieval/03_dense.ipynb #1a01cc9c
+# %% ../../nbs/retrieval/03_dense.ipynb #8bf8b6f0
 def exact_scores(
     queries: np.ndarray,  # [pairs, dim]
     units: np.ndarray,  # [pairs, dim]
@@ -24,7 +26,7 @@ def exact_scores(
     with np.errstate(over="ignore"):
         return np.einsum("ij,ij->i", queries.astype(np.float64), units.astype(np.float64)).astype(np.float32)
 
-# %% ../../nbs/retrieval/03_dense.ipynb #85640207
+# %% ../../nbs/retrieval/03_dense.ipynb #96e168ff
 _LOWEST = np.finfo(np.float32).min
 
 
@@ -45,10 +47,10 @@ def _peaks(rows: np.ndarray, owner: np.ndarray, scores: np.ndarray) -> np.ndarra
 class _Candidates:
     "Units that may still be the best of one of the `k` best conversations, for a block of queries."
 
-    def __init__(self, queries: np.ndarray, vectors: np.ndarray, conversation: np.ndarray, places: np.ndarray, k: int,
-                 limit: int):
+    def __init__(self, queries: np.ndarray, vectors: np.ndarray, conversation: np.ndarray, places: np.ndarray,
+                 exclude: np.ndarray, k: int, limit: int):
         self.queries, self.vectors, self.conversation, self.places = queries, vectors, conversation, places
-        self.k, self.limit = k, limit
+        self.exclude, self.k, self.limit = exclude, k, limit
         self.lengths = np.linalg.norm(queries.astype(np.float64), axis=1)
         self.longest = 0.0  # unit vector so far
         self.kth = np.full(len(queries), -np.inf)  # a lower bound of the k-th best score of each query
@@ -69,7 +71,7 @@ class _Candidates:
         # The last term outweighs the rounding to 32 bits.
         return np.maximum(self.kth - self.error() - 2.0**-23 * abs(self.kth), _LOWEST).astype(np.float32)
 
-    def add(self, rows: np.ndarray, units: np.ndarray, scores: np.ndarray, cut: int = -1) -> None:
+    def add(self, rows: np.ndarray, units: np.ndarray, scores: np.ndarray, cut: int) -> None:
         "Take in units of one tile, sorted by row and unit; conversation `cut` began in an earlier tile."
         if not len(rows):
             return
@@ -127,7 +129,7 @@ class _Candidates:
         full = np.flatnonzero(counts == self.k)
         self.kth[full] = scores[np.cumsum(counts)[full] - 1]
 
-# %% ../../nbs/retrieval/03_dense.ipynb #e0496bf4
+# %% ../../nbs/retrieval/03_dense.ipynb #6e5b9dfc
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -178,17 +180,18 @@ def dense_topk(
         stop = min(len(queries), start + block)
         # Equal shares for the workers.
         share = -(-(stop - start) // (workers * -(-(stop - start) // (workers * height))))
-        pools = [_Candidates(queries[top:min(top + share, stop)], unit_vectors, conversation, places, k, room * share)
-                 for top in range(start, stop, share)]
-        pairs = [exclude[(exclude[:, 0] >= top) & (exclude[:, 0] < top + share)] - [top, 0]
-                 for top in range(start, stop, share)]
-        skipped = _scan(pools, pairs, first, width, device, workers)
+        tops, pools = range(start, stop, share), []
+        for top in tops:
+            mine = exclude[(exclude[:, 0] >= top) & (exclude[:, 0] < top + share)] - [top, 0]
+            pools.append(_Candidates(queries[top:min(top + share, stop)], unit_vectors, conversation, places, mine, k,
+                                     room * share))
+        skipped = _scan(pools, first, width, device, workers)
         parts += [(usable[top + pool.rows], conversation[pool.units], pool.scores, pool.units)
-                  for top, pool in zip(range(start, stop, share), pools)]
+                  for top, pool in zip(tops, pools)]
     rows, conversations, scores, units = (np.concatenate(column) for column in zip(*parts))
     return Hits(rows, conversations.astype(np.int64), scores, units.astype(np.int64), skipped)
 
-# %% ../../nbs/retrieval/03_dense.ipynb #97923880
+# %% ../../nbs/retrieval/03_dense.ipynb #7acb3e53
 def _check(queries: np.ndarray, units: np.ndarray, conversation: np.ndarray, ids: Sequence[str], k: int) -> None:
     if queries.ndim != 2 or units.ndim != 2 or queries.shape[1] != units.shape[1] or not queries.shape[1]:
         raise CdrError(f"query vectors of shape {queries.shape} and unit vectors of shape {units.shape} do not fit: "
@@ -225,8 +228,15 @@ def _tile(budget: int, dim: int, workers: int, on_cpu: bool) -> tuple[int, int]:
     return height, width
 
 
-def _read(vectors: np.ndarray, start: int, stop: int):
-    "Unit vectors of a tile as a 32-bit tensor, which of them cannot rank, and the length of the longest."
+class _Tile(NamedTuple):
+    start: int  # first unit
+    stop: int
+    vectors: Any  # 32-bit tensor; vectors that cannot rank are zero
+    broken: Any  # tensor of the positions of those
+    longest: float  # length of the longest vector
+
+
+def _read(vectors: np.ndarray, start: int, stop: int, device) -> _Tile:
     import torch
 
     tile = np.array(vectors[start:stop], dtype=vectors.dtype.newbyteorder("="))  # a copy: it is changed below
@@ -234,11 +244,10 @@ def _read(vectors: np.ndarray, start: int, stop: int):
     lengths = torch.linalg.vector_norm(tile, dim=1, dtype=torch.float64)
     broken = torch.nonzero(~(torch.isfinite(lengths) & (lengths > 0)))[:, 0]
     tile[broken], lengths[broken] = 0, 0
-    return tile, broken, float(lengths.max())
+    return _Tile(start, stop, tile.to(device), broken.to(device), float(lengths.max()))
 
 
-def _scan(pools: list[_Candidates], exclude: list[np.ndarray], first: np.ndarray, width: int, device,
-          workers: int) -> int:
+def _scan(pools: list[_Candidates], first: np.ndarray, width: int, device, workers: int) -> int:
     "Offer every unit to every pool, tile by tile; returns the number of units that cannot rank."
     import torch
 
@@ -255,55 +264,51 @@ def _scan(pools: list[_Candidates], exclude: list[np.ndarray], first: np.ndarray
     # Each worker has queries of its own and computes on one thread: what follows the product runs in parallel too.
     with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as executor:
         try:
-            ahead = executor.submit(_read, vectors, 0, bounds[1])
+            ahead = executor.submit(_read, vectors, *bounds[:2], device)
             for start, stop, after in zip(bounds, bounds[1:], [*bounds[2:], None]):
-                tile, broken, longest = ahead.result()
+                tile = ahead.result()
                 # The next tile is read while this one is searched.
-                ahead = executor.submit(_read, vectors, stop, after) if after else None
-                if longest * longest_query > 1e37:
-                    raise CdrError(f"vectors of length {longest_query:.0e} and {longest:.0e} overflow 32-bit scores: "
-                                   "normalise them to length 1")
-                skipped += len(broken)
-                tile, broken = tile.to(device), broken.to(device)
+                ahead = executor.submit(_read, vectors, stop, after, device) if after else None
+                if tile.longest * longest_query > 1e37:
+                    raise CdrError(f"vectors of length {longest_query:.0e} and {tile.longest:.0e} overflow 32-bit "
+                                   "scores: normalise them to length 1")
+                skipped += len(tile.broken)
                 begins = first[np.searchsorted(first, start):np.searchsorted(first, stop)] - start
                 cut = -1 if len(begins) and not begins[0] else int(conversation[start])
-
-                def offer(pool: _Candidates, rows, pairs: np.ndarray) -> None:
-                    pool.longest = max(pool.longest, longest)
-                    scores = rows @ tile.T
-                    if len(broken):
-                        scores[:, broken] = -torch.inf
-                    near, far = np.searchsorted(pairs[:, 1], [start, stop])
-                    if near < far:
-                        banned = torch.from_numpy(pairs[near:far] - [0, start]).to(device)
-                        scores[banned[:, 0], banned[:, 1]] = -torch.inf
-                    if not start:
-                        pool.kth = _kth_peak(scores.cpu().numpy(), begins, pool.k)
-                    found, values = _at_least(scores, torch.from_numpy(pool.lower()).to(device))
-                    ends = np.searchsorted(found, np.arange(len(rows) + 1) * (stop - start))
-                    # Usually one step; where nearly all are found, in steps that bound the memory.
-                    step = len(rows) if len(found) < 1 << 18 else max(1, (1 << 18) // (stop - start))
-                    for top in range(0, len(rows), step):
-                        sizes = np.diff(ends[top:top + step + 1])
-                        row = np.repeat(np.arange(top, top + len(sizes)), sizes)
-                        some = slice(ends[top], ends[top + len(sizes)])
-                        pool.add(row, found[some] - row * (stop - start) + start, values[some], cut)
-
-                list(executor.map(offer, pools, queries, exclude))
+                list(executor.map(_offer, pools, queries, repeat(tile), repeat(begins), repeat(cut)))
             list(executor.map(_Candidates.finish, pools))
         finally:
             torch.set_float32_matmul_precision(precision)
     return skipped
 
 
-def _at_least(scores, lower) -> tuple[np.ndarray, np.ndarray]:
-    "Where (flat) and what the scores are that reach the bound of their row."
+def _offer(pool: _Candidates, queries, tile: _Tile, begins: np.ndarray, cut: int) -> None:
+    "Score a tile and hand what reaches the thresholds to the pool."
     import torch
 
-    mask = (scores >= lower[:, None]).flatten()
+    width = tile.stop - tile.start
+    pool.longest = max(pool.longest, tile.longest)
+    scores = queries @ tile.vectors.T
+    if len(tile.broken):
+        scores[:, tile.broken] = -torch.inf
+    near, far = np.searchsorted(pool.exclude[:, 1], [tile.start, tile.stop])
+    if near < far:
+        rows, units = torch.from_numpy(pool.exclude[near:far].T - [[0], [tile.start]]).to(scores.device)
+        scores[rows, units] = -torch.inf
+    if not tile.start:
+        pool.kth = _kth_peak(scores.cpu().numpy(), begins, pool.k)
+    mask = (scores >= torch.from_numpy(pool.lower()).to(scores.device)[:, None]).flatten()
     # On a CPU, numpy finds the few set ones in a long mask faster than torch does.
     found = torch.from_numpy(np.flatnonzero(mask.numpy())) if mask.device.type == "cpu" else mask.nonzero()[:, 0]
-    return found.cpu().numpy(), scores.flatten()[found].cpu().numpy()
+    values, found = scores.flatten()[found].cpu().numpy(), found.cpu().numpy()
+    ends = np.searchsorted(found, np.arange(len(queries) + 1) * width)
+    # Usually one step; where nearly everything is found, in steps that bound the memory.
+    step = len(queries) if len(found) < 1 << 18 else max(1, (1 << 18) // width)
+    for top in range(0, len(queries), step):
+        sizes = np.diff(ends[top:top + step + 1])
+        rows = np.repeat(np.arange(top, top + len(sizes)), sizes)
+        some = slice(ends[top], ends[top + len(sizes)])
+        pool.add(rows, found[some] - rows * width + tile.start, values[some], cut)
 
 
 def _kth_peak(scores: np.ndarray, first: np.ndarray, k: int) -> np.ndarray:

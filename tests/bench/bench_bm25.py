@@ -53,12 +53,13 @@ def bench(quick: bool = False) -> list[dict]:
         mine = hits.rows == row
         assert [ids[code] for code in hits.conversations[mine]] == [name for _, name in best]
 
-    note = f"reference: {sample} queries timed, scaled to {q:,}; index built in {index_s:.1f} s, not counted on either side"
+    target = None if quick else 50.0
+    note = f"reference: {sample} queries timed, scaled to {q:,}; index ({index_s:.1f} s) not counted on either side"
     return [{"case": f"BM25 scores, {q:,} queries x {n:,} units", "ours_s": scores_s, "reference_s": reference_s,
-             "ratio": reference_s / scores_s, "target": 50.0, "checked": f"largest difference {worst:.0e} on {sample} queries",
-             "peak_mib": None, "note": note},
+             "ratio": reference_s / scores_s, "target": target,
+             "checked": f"largest difference {worst:.0e} on {sample} queries", "peak_mib": None, "note": note},
             {"case": f"BM25 search, {q:,} queries x {n:,} units, top 100 conversations", "ours_s": topk_s,
-             "reference_s": reference_s, "ratio": reference_s / topk_s, "target": 50.0,
+             "reference_s": reference_s, "ratio": reference_s / topk_s, "target": target,
              "checked": f"same conversations on {sample} queries", "peak_mib": None,
              "note": note + "; the reference only scores, it does not sort"}]
 
