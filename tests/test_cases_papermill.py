@@ -125,7 +125,7 @@ def test_PPM_05_values_are_made_plain_before_the_first_run(project):
     grid = [{"d": datetime.date(2019, 1, 1)}, {"p": elsewhere}, {"n": np.int64(3)}, {"t": {"range": (1, 2)}}, {"s": text}]
     before = [dict(point) for point in grid]
     # The last point is bad: nothing may have run.
-    refused([Job("a", "demo_plain", grid=[*grid, {"t": {1, 2}}])], "'t' is a set")
+    refused([Job("a", "demo_plain", grid=[*grid, {"t": {1, 2}}])], "t is a set")
     refused([Job("a", "demo_plain", grid=[*grid, {"n": 2.5}])], "'n' must be int")
     # One run for all values, and one for the path, whose place among temporary files is not published.
     merged = {key: value for point in grid for key, value in point.items() if key != "p"}

@@ -6,7 +6,7 @@
 __all__ = ['PALETTE', 'report_style', 'save_figure', 'grouped_bars', 'heat_map', 'metric_lines', 'share_bars', 'count_histogram',
            'quality_time']
 
-# %% ../../nbs/reporting/05_figures.ipynb #da1ee7a3
+# %% ../../nbs/reporting/05_figures.ipynb #33f95a86
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +24,7 @@ from ..core.config import CdrError, atomic_path, write_json
 from .provenance import portable, record
 from .tables import HOLE, _check_name, ordered, score_grid
 
-# %% ../../nbs/reporting/05_figures.ipynb #d712b363
+# %% ../../nbs/reporting/05_figures.ipynb #b803d5f6
 PALETTE = tuple(sns.color_palette("colorblind").as_hex())
 _MARKERS = "osD^vPX<>*"
 _HATCHES = ("", "//", "..", "xx")
@@ -74,7 +74,7 @@ def _look(number: int) -> tuple[str, str, str]:  # colour, marker, hatch
     hatch = _HATCHES[number // len(PALETTE) % len(_HATCHES)]
     return PALETTE[number % len(PALETTE)], _MARKERS[number % len(_MARKERS)], hatch
 
-# %% ../../nbs/reporting/05_figures.ipynb #4162e1cd
+# %% ../../nbs/reporting/05_figures.ipynb #716941d2
 def grouped_bars(
     results: pd.DataFrame,  # long
     x: str,  # column of the groups, such as "area"
@@ -136,7 +136,7 @@ def _wrapped(text: str, width: int = 16) -> str:
 
     return "\n".join(textwrap.wrap(text, width, break_long_words=False)) or text
 
-# %% ../../nbs/reporting/05_figures.ipynb #ce10c4c6
+# %% ../../nbs/reporting/05_figures.ipynb #631484a3
 def heat_map(
     results: pd.DataFrame,  # long
     rows: str,
@@ -167,7 +167,7 @@ def heat_map(
         ax.set(xlabel="", ylabel="")
     return ax
 
-# %% ../../nbs/reporting/05_figures.ipynb #f5c5318b
+# %% ../../nbs/reporting/05_figures.ipynb #62dde65f
 def metric_lines(
     results: pd.DataFrame,  # long, one row per system and cut-off
     k: str,  # column of the cut-offs
@@ -191,7 +191,7 @@ def metric_lines(
         ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return ax
 
-# %% ../../nbs/reporting/05_figures.ipynb #58d834ed
+# %% ../../nbs/reporting/05_figures.ipynb #782f4f6c
 def share_bars(
     counts: Mapping[str, int],
     order: Sequence[str],
@@ -239,7 +239,7 @@ def count_histogram(
         ax.legend()
     return ax
 
-# %% ../../nbs/reporting/05_figures.ipynb #c93a87fb
+# %% ../../nbs/reporting/05_figures.ipynb #237f3bd5
 def quality_time(
     results: pd.DataFrame,  # one row per point
     seconds: str,
@@ -269,6 +269,7 @@ def quality_time(
         ax.xaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda number, _: f"{number:g}"))
         ax.xaxis.set_minor_formatter(mpl.ticker.NullFormatter())
         ax.margins(0.15)
+        ax.set_ylim(0, 1.25 * known[value].max() if len(known) else 1)
         ax.set(xlabel="seconds (logarithmic)", ylabel=value)
         if group:
             ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))

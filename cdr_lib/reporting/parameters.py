@@ -6,7 +6,7 @@
 __all__ = ['BadParameter', 'is_secret_name', 'secret_values', 'find_secret', 'plain_value', 'Parameter', 'parameters_cell',
            'read_parameters', 'unread_parameters', 'check_parameters']
 
-# %% ../../nbs/reporting/00_parameters.ipynb #1e480e6f
+# %% ../../nbs/reporting/00_parameters.ipynb #eadb3b79
 import ast
 import datetime
 import difflib
@@ -24,7 +24,7 @@ from typing import Any
 
 from ..core.config import CdrError, project_root
 
-# %% ../../nbs/reporting/00_parameters.ipynb #3486caf0
+# %% ../../nbs/reporting/00_parameters.ipynb #59c042ef
 class BadParameter(CdrError):
     "One or more parameters or declarations that must be mended before a run. `problems` lists them."
 
@@ -32,7 +32,7 @@ class BadParameter(CdrError):
         self.problems = [problems] if isinstance(problems, str) else list(problems)
         super().__init__("\n".join(self.problems))
 
-# %% ../../nbs/reporting/00_parameters.ipynb #f3067514
+# %% ../../nbs/reporting/00_parameters.ipynb #29cb866b
 _SECRET = {"password", "passwd", "passphrase", "pwd", "secret", "secrets", "credential", "credentials", "bearer", "jwt",
            "apikey", "apikeys", "auth", "authorization", "cookie", "cookies", "pat"}
 _KEY_OF = {"api", "access", "private", "secret", "signing", "encryption", "ssh", "account", "service", "subscription",
@@ -62,7 +62,7 @@ def is_secret_name(
     # A bare or final `token` is a credential unless a word before it says that it is counted or marks text.
     return words[-1:] == ["token"] and not _COUNT_OF & set(words)
 
-# %% ../../nbs/reporting/00_parameters.ipynb #95d908db
+# %% ../../nbs/reporting/00_parameters.ipynb #f5d3cf44
 _EVERYDAY = {"true", "false", "none", "null", "empty", "dummy", "default", "disabled", "enabled", "not-needed"}
 _SHAPES = re.compile(
     r"(?<![A-Za-z0-9])sk-(?=[\w-]*\d)[\w-]{8,}"  # OpenAI, Anthropic and lookalikes
@@ -86,7 +86,8 @@ def secret_values(
         named = is_secret_name(name) and name not in ("PWD", "OLDPWD")
         # `..._KEY` alone may be a sort key: then the value must look like a credential as well.
         vague = _words(name)[-1:] == ["key"] and re.fullmatch(r"(?=.*\d)(?=.*[A-Za-z]).{12,}", value)
-        if (named and len(value) >= 6 or vague) and value.lower() not in _EVERYDAY and not os.path.exists(value):
+        everyday = value.lower() in _EVERYDAY or re.fullmatch("[a-z]{1,9}", value) or os.path.exists(value)
+        if (named and len(value) >= 6 or vague) and not everyday:
             found[value] = name
     return dict(sorted(found.items(), key=lambda item: (-len(item[0]), item[0])))
 
@@ -101,7 +102,7 @@ def find_secret(
             return f"the value of the environment variable {name}"
     return "something shaped like a key" if _SHAPES.search(text) else None
 
-# %% ../../nbs/reporting/00_parameters.ipynb #931f2f0a
+# %% ../../nbs/reporting/00_parameters.ipynb #17515141
 def plain_value(
     value: Any,
     name: str = "value",  # where it stands, for the error
@@ -155,7 +156,7 @@ def _portable(path: PurePath) -> str:
             pass
     return path.as_posix()
 
-# %% ../../nbs/reporting/00_parameters.ipynb #03a3c805
+# %% ../../nbs/reporting/00_parameters.ipynb #1672ea1a
 _BUILTIN = {"int": int, "float": (int, float), "str": str, "bool": bool, "list": list, "dict": dict, "List": list,
             "Dict": dict, "Sequence": list, "Mapping": dict, "tuple": list, "Tuple": list}
 
@@ -206,7 +207,7 @@ def _fits(value: Any, node: ast.expr) -> bool:
         raise ValueError(ast.unparse(node))
     return isinstance(value, _BUILTIN[kind]) and (kind == "bool" or not isinstance(value, bool))
 
-# %% ../../nbs/reporting/00_parameters.ipynb #141b024a
+# %% ../../nbs/reporting/00_parameters.ipynb #2e614f6b
 @dataclass(frozen=True)
 class Parameter:
     "One declared parameter of a notebook."
@@ -331,7 +332,7 @@ def _declaration_problems(parameter: Parameter) -> list[str]:
         return [f"the default {value!r} of {parameter.name!r} is not of its own type {parameter.type}"]
     return []
 
-# %% ../../nbs/reporting/00_parameters.ipynb #bf21e0b6
+# %% ../../nbs/reporting/00_parameters.ipynb #eb479ea8
 def _tables(table: symtable.SymbolTable) -> Iterable[symtable.SymbolTable]:
     yield table
     for child in table.get_children():
@@ -387,7 +388,7 @@ def unread_parameters(
     unread = [f"{where}: parameter {name!r} is declared but no cell reads it: use it or remove it" for name in waiting]
     return problems + unread
 
-# %% ../../nbs/reporting/00_parameters.ipynb #52fc80eb
+# %% ../../nbs/reporting/00_parameters.ipynb #dbfe32a9
 def check_parameters(
     notebook: Mapping,  # nbformat 4
     given: Mapping[str, Any],  # values of one run

