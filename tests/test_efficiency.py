@@ -61,7 +61,8 @@ def test_times_are_those_of_the_phases(clock):
         ("paper", "ingestion", "embed and hold"): 50, ("paper", "ingestion", "total"): 50,
         ("paper", "inference", "embed queries"): 10, ("paper", "inference", "search and rank"): 3,
         ("paper", "inference", "total"): 13,
-        ("tuned", "ingestion", "embed and hold"): 12.5, ("tuned", "ingestion", "total"): 12.5,  # each distinct text once
+        # each distinct text once
+        ("tuned", "ingestion", "embed and hold"): 12.5, ("tuned", "ingestion", "total"): 12.5,
         ("tuned", "inference", "embed queries"): 10, ("tuned", "inference", "search and rank"): 3,
         ("tuned", "inference", "total"): 13}
     # warm-up texts, then the whole data set with batches of 4; the tuned setting leaves the batch to the encoder
@@ -81,8 +82,8 @@ def test_another_encoder_for_the_tuned_setting_and_the_shortest_of_several_times
     table = efficiency(slow, DOCUMENTS, QUERIES, search, tuned=fast, tuned_batch_size=64, repeats=2, progress=False)
     assert sum(size == 100 for size, *_ in slow.calls) == 2 and (25, "document", 64) in fast.calls
     (row,) = efficiency_summary(table).to_dict("records")
-    assert row == {"encoder": "slow", "ingestion, paper (s)": 50, "ingestion, tuned (s)": 6.25, "inference, paper (s)": 12,
-                   "inference, tuned (s)": 6, "ingestion, ratio": 8, "inference, ratio": 2}
+    assert row == {"encoder": "slow", "ingestion, paper (s)": 50, "ingestion, tuned (s)": 6.25,
+                   "inference, paper (s)": 12, "inference, tuned (s)": 6, "ingestion, ratio": 8, "inference, ratio": 2}
 
 
 @pytest.mark.parametrize("change", [{"documents": []}, {"queries": []}, {"documents": ["a", ""]}, {"queries": [None]},

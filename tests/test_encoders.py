@@ -17,15 +17,24 @@ from hypothesis import strategies as st
 from sentence_transformers import CrossEncoder, SentenceTransformer
 
 from cdr_lib.core.config import CdrError
-from cdr_lib.core.encoders import (CrossEncoderReranker, Encoder, HashEncoder, KeywordEncoder, MtebEncoder, OverlapReranker,
-                                   Reranker, embed, get_encoder, get_reranker)
+from cdr_lib.core.encoders import (Encoder, HashEncoder, KeywordEncoder, OverlapReranker, Reranker, embed, get_encoder,
+                                   get_reranker)
 from cdr_lib.core.endpoint import EndpointEncoder, back_off, server_wait
-from cdr_lib.core.models import (ModelSpec, SentenceEncoder, check_texts, packaged_minilm, pick_device, pick_dtype,
-                                 token_batches, unit_vectors, weights_id)
+from cdr_lib.core.models import (ModelSpec, check_texts, packaged_minilm, pick_device, pick_dtype, token_batches,
+                                 unit_vectors, weights_id)
 from cdr_lib.core.store import Store, vector_keys
 
 TEXTS = ["user: Where is my refund?", "assistant: I am sorry about the delay, it is on its way.", "user: ok",
          "user: 退款在哪里？", "assistant: " + "The refund takes five working days. " * 40, "user: 👍🏽 naïve café", "?!"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    "Small batches gain nothing from more threads, and lose a lot beside other busy processes."
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +51,8 @@ def reference():
 
 @pytest.mark.parametrize("texts, says", [
     ("one string", "write"), (b"bytes", "write"), (["a", None], "text 1 of 2 is NoneType"),
-    (["a", float("nan")], "text 1 of 2 is float"), (["a", 3], "int"), ([""], "is empty"), (["a", " \n\t"], "text 1 of 2 is empty"),
+    (["a", float("nan")], "text 1 of 2 is float"), (["a", 3], "int"), ([""], "is empty"),
+    (["a", " \n\t"], "text 1 of 2 is empty"),
     (["\u200b\ufeff"], "shows nothing"), (["ok", "cut \ud83d"], "lone surrogate")])
 def test_texts_that_cannot_be_embedded(texts, says, minilm):
     for encode in (HashEncoder().encode, minilm.encode, lambda texts: embed(HashEncoder(), texts)):
@@ -135,8 +145,8 @@ def test_openvino_equals_torch(minilm):
 def test_prompts_are_put_before_the_text_and_counted_as_the_library_does(reference):
     spec = ModelSpec("minilm", query_prompt="query: ", document_prompt="passage: ")
     encoder = get_encoder(spec, device="cpu")
-    assert np.abs(encoder.encode(["refund"], "query", progress=False) - reference.encode(["query: refund"])).max() < 1e-6
-    assert np.abs(encoder.encode(["refund"], "document", progress=False) - reference.encode(["passage: refund"])).max() < 1e-6
+    for role, text in (("query", "query: refund"), ("document", "passage: refund")):
+        assert np.abs(encoder.encode(["refund"], role, progress=False) - reference.encode([text])).max() < 1e-6
     assert encoder.token_lengths(["refund"], "query")[0] == len(reference.tokenizer("query: refund")["input_ids"])
 
 
@@ -167,7 +177,8 @@ def test_weights_are_named_by_content(tmp_path, minilm):
 
 def test_fingerprint_is_plain_complete_and_without_paths(minilm):
     print_ = minilm.fingerprint("document")
-    assert {"model", "weights", "role", "prompt", "max_length", "dtype", "backend", "pooling", "code", "versions"} <= set(print_)
+    assert {"model", "weights", "role", "prompt", "max_length", "dtype", "backend", "device", "pooling", "code",
+            "versions"} <= set(print_)
     assert os.sep + "site-packages" not in json.dumps(print_) and str(packaged_minilm()) not in json.dumps(print_)
     assert print_ != minilm.fingerprint("query")
 
@@ -220,7 +231,7 @@ if __name__ == "__main__":
 """
     script = tmp_path / "pool.py"
     script.write_text(code)
-    out = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240,
+    out = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=240, check=False,
                          env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert out.stdout.strip() == "same", out.stderr
 
@@ -228,8 +239,8 @@ if __name__ == "__main__":
 # --- names, folders, networks -----------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name, says", [("./nowhere", "no such folder"), ("/nowhere/model", "no such folder"),
-                                        ("a/b/c", "no such folder"), ("", "give a name"), ("openai:", "lacks the model"),
-                                        ("hash:big", "hash:512")])
+                                        ("a/b/c", "no such folder"), ("", "give a name"), ("hash:big", "hash:512"),
+                                        ("openai:", "lacks the model")])
 def test_names_that_name_nothing(name, says):
     with pytest.raises(CdrError, match=says):
         get_encoder(name)
@@ -436,7 +447,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.reply(status, headers, answer)
         if any(len(text) > 200 for text in body["input"]):
             return self.reply(400, {}, {"error": {"message": "input is too long", "code": "context_length_exceeded"}})
-        data = [{"object": "embedding", "index": i, "embedding": vector_of(text)} for i, text in enumerate(body["input"])]
+        data = [{"object": "embedding", "index": number, "embedding": vector_of(text)}
+                for number, text in enumerate(body["input"])]
         answer = {"object": "list", "model": body["model"], "data": server.change(data)}
         self.reply(200, {}, answer | ({"usage": {"prompt_tokens": 5, "total_tokens": 5}} if server.metered else {}))
 
@@ -465,7 +477,8 @@ def server(monkeypatch):
 
 
 def error(status, message="no", code=None, **headers):
-    return status, {name.replace("_", "-"): value for name, value in headers.items()}, {"error": {"message": message, "code": code}}
+    names = {name.replace("_", "-"): value for name, value in headers.items()}
+    return status, names, {"error": {"message": message, "code": code}}
 
 
 def expected(texts):
@@ -480,7 +493,8 @@ def test_order_is_by_index_and_requests_are_bounded_by_count_and_tokens(server):
     assert np.allclose(encoder.encode(texts, progress=False), expected(texts), atol=1e-6)
     sizes = [len(request["input"]) for request in server.requests]
     assert max(sizes) <= 5 and sum(sizes) == 23 and len(sizes) > 5  # four texts are about 12 estimated tokens
-    assert encoder.dim == 3 and encoder.usage == {"requests": len(sizes), "retries": 0, "tokens": 5 * len(sizes), "unmetered": 0}
+    assert encoder.dim == 3
+    assert encoder.usage == {"requests": len(sizes), "retries": 0, "tokens": 5 * len(sizes), "unmetered": 0}
     assert {request["path"] for request in server.requests} == {"/v1/embeddings"}
 
 
@@ -510,7 +524,8 @@ def test_LLM_09_back_off_has_jitter_and_a_limit():
 
 
 def test_LLM_09_waits_are_honoured_and_a_day_is_refused(server):
-    server.script = [error(429, retry_after="2"), error(503, retry_after=formatdate(time.time() + 30, usegmt=True)), error(500)]
+    date = formatdate(time.time() + 30, usegmt=True)
+    server.script = [error(429, retry_after="2"), error(503, retry_after=date), error(500)]
     encoder = server.encoder()
     assert encoder.encode(["hello"], progress=False).shape == (1, 3)
     assert server.waits[0] == 2 and 25 < server.waits[1] <= 30 and 1 <= server.waits[2] <= 4
@@ -520,8 +535,9 @@ def test_LLM_09_waits_are_honoured_and_a_day_is_refused(server):
         encoder.encode(["hello"], progress=False)
 
 
-@pytest.mark.parametrize("status, code, says", [(401, None, "OPENAI_API_KEY"), (403, None, "may not use"),
-                                                (404, None, "base_url"), (429, "insufficient_quota", "quota is used up")])
+@pytest.mark.parametrize("status, code, says", [
+    (401, None, "OPENAI_API_KEY"), (403, None, "may not use"), (404, None, "base_url"),
+    (429, "insufficient_quota", "quota is used up")])
 def test_LLM_09_what_waiting_cannot_mend_is_not_retried(server, status, code, says):
     server.script = [error(status, code=code)]
     with pytest.raises(CdrError, match=f"answers {status}.*{says}"):
@@ -549,9 +565,9 @@ def test_the_text_at_fault_is_found_and_the_rest_is_not_lost(server, tmp_path):
     (lambda data: [{**item, "index": 0} for item in data], "cannot be matched"),
     (lambda data: data + data[:1], "cannot be matched"),
     (lambda data: [], "sent"),
-    (lambda data: [{**item, "embedding": item["embedding"][:2 + item["index"]]} for item in data], "different dimensions"),
+    (lambda data: [{**item, "embedding": [1.0] * (2 + item["index"])} for item in data], "different dimensions"),
     (lambda data: [{**item, "embedding": []} for item in data], "different dimensions"),
-    (lambda data: [{**item, "embedding": [1.0, None, 2.0]} for item in data], "NaN or infinity for 2 of 2 texts, first for 'a'"),
+    (lambda data: [{**item, "embedding": [1.0, None, 2.0]} for item in data], "for 2 of 2 texts, first for 'a'"),
     (lambda data: [{**item, "embedding": [1.0, "x", 2.0]} for item in data], "not numbers")])
 def test_answers_that_cannot_be_trusted(server, change, says):
     server.change = change
@@ -561,7 +577,7 @@ def test_answers_that_cannot_be_trusted(server, change, says):
 
 def test_a_server_that_changes_its_dimension_is_noticed(server):
     encoder = server.encoder(max_texts=1)
-    server.change = lambda data: [{**item, "embedding": item["embedding"][:2 + len(server.requests) % 2]} for item in data]
+    server.change = lambda data: [{**item, "embedding": [1.0] * (2 + len(server.requests) % 2)} for item in data]
     with pytest.raises(CdrError, match=r"different dimensions \[2, 3\]"):
         encoder.encode(["a", "b"], progress=False)
 
@@ -662,12 +678,18 @@ def test_TRN_08_a_long_query_does_not_push_the_passage_out(cross, monkeypatch):
     query = " ".join(["refund"] * 590 + ["newest"] * 10)
     passages = {"A": " ".join(["sorry"] * 100), "B": " ".join(["weather"] * 100)}
     seen, real = [], reranker.model.predict
-    monkeypatch.setattr(reranker.model, "predict", lambda pairs, **options: seen.extend(pairs) or real(pairs, **options))
+
+    def predict(pairs, **options):
+        seen.extend(pairs)
+        return real(pairs, **options)
+
+    monkeypatch.setattr(reranker.model, "predict", predict)
     scores = reranker.score([(query, passages["A"]), (query, passages["B"])], progress=False)
     tokenizer = reranker.model.tokenizer
     inputs = [tokenizer(*pair, truncation=True, max_length=512) for pair in seen]
     for (kept, _), passage, ids in zip(seen, passages.values(), inputs):
-        assert len(tokenizer(kept, add_special_tokens=False)["input_ids"]) == 409 and kept.endswith("newest " * 9 + "newest")
+        assert len(tokenizer(kept, add_special_tokens=False)["input_ids"]) == 409
+        assert kept.endswith("newest " * 9 + "newest")
         assert len(ids["input_ids"]) == 512
         assert tokenizer.decode(ids["input_ids"]).count(passage.split()[0]) == 100
     assert inputs[0]["input_ids"] != inputs[1]["input_ids"] and scores[0] != scores[1]
@@ -691,12 +713,14 @@ def test_TRN_08_a_model_that_sees_no_difference_is_reported(cross, monkeypatch):
 def test_what_is_no_reranker_is_refused(tmp_path):
     with pytest.raises(CdrError, match="no classification head"):
         get_reranker(packaged_minilm(), device="cpu")
-    CrossEncoder(packaged_minilm(), num_labels=3, device="cpu", local_files_only=True).save_pretrained(str(tmp_path / "three"))
+    three = CrossEncoder(packaged_minilm(), num_labels=3, device="cpu", local_files_only=True)
+    three.save_pretrained(str(tmp_path / "three"))
     with pytest.raises(CdrError, match="3 outputs"):
         get_reranker(str(tmp_path / "three"), device="cpu")
 
 
-@pytest.mark.parametrize("pairs, says", [(["ab"], "is not"), ([("a",)], "is not"), ([("a", "")], "is empty"), ([("a", None)], "NoneType")])
+@pytest.mark.parametrize("pairs, says", [(["ab"], "is not"), ([("a",)], "is not"), ([("a", "")], "is empty"),
+                                         ([("a", None)], "NoneType")])
 def test_bad_pairs(pairs, says, cross):
     for reranker in (get_reranker("overlap"), get_reranker(cross, device="cpu")):
         with pytest.raises(CdrError, match=says):

@@ -23,7 +23,8 @@ SETTING = {"model": "m", "revision": "r1", "role": "query", "prompt": "", "dtype
 
 def vectors_for(texts, dim=16):
     "A vector that can be worked out from its text alone, in any process."
-    return np.stack([np.random.default_rng(list(text.encode()) or [0]).standard_normal(dim) for text in texts]).astype("f4")
+    return np.stack([np.random.default_rng(list(text.encode()) or [0]).standard_normal(dim)
+                     for text in texts]).astype("f4")
 
 
 def shards(root):
@@ -161,7 +162,7 @@ def test_a_shard_that_vanishes_between_search_and_read_is_not_found(store):
     store.put_many(keys[1:], vectors[1:])
     space = store._space(keys.space)
     space.refresh = lambda: None  # an old list: what another process does between our two looks
-    gone = list(space.shards)[0]
+    gone = next(iter(space.shards))
     (space.folder / gone).unlink()
     found, got = store.get_many(keys)
     assert found.sum() == 1 and np.array_equal(got, vectors[found])

@@ -6,7 +6,7 @@
 __all__ = ['Encoder', 'HashEncoder', 'KeywordEncoder', 'MtebEncoder', 'get_encoder', 'embed', 'Reranker', 'OverlapReranker',
            'CrossEncoderReranker', 'get_reranker']
 
-# %% ../../nbs/core/05_encoders.ipynb #9bebaed2
+# %% ../../nbs/core/05_encoders.ipynb #c9664ef6
 import hashlib
 import re
 import time
@@ -22,10 +22,11 @@ from tqdm.auto import tqdm
 from .config import CdrError, require
 from .endpoint import EndpointEncoder
 from .models import (ModelSpec, OpenVinoEncoder, SentenceEncoder, check_role, check_texts, load_pretrained,
-                                 packaged_minilm, pick_device, pick_dtype, token_batches, unit_vectors, weights_id)
+                                 packaged_minilm, pick_device, pick_dtype, token_batches, token_budget,
+                                 unit_vectors, weights_id)
 from .store import Store, vector_keys
 
-# %% ../../nbs/core/05_encoders.ipynb #aa131462
+# %% ../../nbs/core/05_encoders.ipynb #588b91c7
 @runtime_checkable
 class Encoder(Protocol):
     "What the library asks of an encoder."
@@ -50,7 +51,7 @@ class Encoder(Protocol):
         "Embed texts in the order given."
         ...
 
-# %% ../../nbs/core/05_encoders.ipynb #befe0497
+# %% ../../nbs/core/05_encoders.ipynb #dc0b0857
 _CODE = 1  # raise whenever a change to this module can change vectors
 _WORD = re.compile(r"\w+")
 
@@ -94,7 +95,7 @@ class HashEncoder:
             self._directions[word] = bits.astype(np.float32) * 2 - 1
         return self._directions[word]
 
-# %% ../../nbs/core/05_encoders.ipynb #f2239885
+# %% ../../nbs/core/05_encoders.ipynb #cda78987
 class KeywordEncoder:
     "Counts of words, one dimension each."
 
@@ -137,14 +138,14 @@ class KeywordEncoder:
             for word in _WORD.findall(text.casefold()):
                 if self._open and role == "document" and word not in self._columns:
                     if len(self._columns) == self.dim:
-                        raise CdrError(f"keyword encoder: more than dim={self.dim} different words: give the words or a "
-                                       "larger dim")
+                        raise CdrError(f"keyword encoder: more than dim={self.dim} different words: "
+                                       "give the words or a larger dim")
                     self._columns[word] = len(self._columns)
                 if (column := self._columns.get(word)) is not None:
                     row[column] += 1
         return unit_vectors(out, texts, self.name)
 
-# %% ../../nbs/core/05_encoders.ipynb #d701d151
+# %% ../../nbs/core/05_encoders.ipynb #c427e9cb
 class MtebEncoder:
     "A model of mteb's registry with its own prompts."
 
@@ -197,7 +198,8 @@ class MtebEncoder:
 
         check_role(role)
         return {"kind": "mteb", "code": _CODE, "model": self.name, "weights": self.revision, "role": role,
-                "instruction": self.instruction, "versions": {package: version(package) for package in ("mteb", "torch")}}
+                "instruction": self.instruction,
+                "versions": {package: version(package) for package in ("mteb", "torch")}}
 
     def encode(self, texts: Iterable[str], role: str = "document", batch_size: int | None = None,
                progress: bool = True) -> np.ndarray:
@@ -223,7 +225,7 @@ class MtebEncoder:
             vectors = vectors.detach().float().cpu().numpy()
         return unit_vectors(vectors, texts, self.name)
 
-# %% ../../nbs/core/05_encoders.ipynb #843f6b3c
+# %% ../../nbs/core/05_encoders.ipynb #22169f13
 def _refuse(name: str, reason: str, **given: Any) -> None:
     if unused := [option for option, value in given.items() if value]:
         raise CdrError(f"encoder {name!r} takes no {', '.join(unused)}: {reason}")
@@ -231,7 +233,7 @@ def _refuse(name: str, reason: str, **given: Any) -> None:
 
 def get_encoder(
     name: str | ModelSpec,  # see the table at the top; a `ModelSpec` pins revision, prompts and length
-    device: str | None = None,  # "cpu", "cuda", "mps", "cuda:0,cuda:1" (several share the work); None: the best there is
+    device: str | None = None,  # "cpu", "cuda", "mps", "cuda:0,cuda:1" (several share the work); None: the best one
     dtype: str = "auto",  # "float32", "bfloat16", "float16"; auto: bf16 on a CUDA device, fp32 elsewhere
     backend: Literal["torch", "openvino"] = "torch",  # openvino: faster on a CPU
     revision: str | None = None,  # commit, tag or branch of a model of the hub
@@ -266,7 +268,8 @@ def get_encoder(
         return EndpointEncoder(rest, base_url, spec.query_prompt or "", spec.document_prompt or "")
     _refuse(name, "only openai:<model> asks a server", base_url=base_url)
     if kind == "mteb":
-        _refuse(name, "the registry decides", dtype=dtype_given, backend=backend_given, max_length=max_length, **prompts)
+        _refuse(name, "the registry decides", dtype=dtype_given, backend=backend_given, max_length=max_length,
+                **prompts)
         return MtebEncoder(rest, device, revision, trust_remote_code)
     label = None
     if name == "minilm":
@@ -277,7 +280,7 @@ def get_encoder(
     make = OpenVinoEncoder if backend == "openvino" else SentenceEncoder
     return make(name, device, dtype, revision, max_length, **prompts, trust_remote_code=trust_remote_code, label=label)
 
-# %% ../../nbs/core/05_encoders.ipynb #5b04432e
+# %% ../../nbs/core/05_encoders.ipynb #bd2c27fa
 _CHUNK = 1024  # texts handed to an encoder at once
 _FLUSH = 10.0  # seconds between two writes to the store
 
@@ -334,7 +337,7 @@ def embed(
     # The usual corpus has few repeats; without any the copy is saved.
     return vectors if len(distinct) == len(texts) else vectors[inverse]
 
-# %% ../../nbs/core/05_encoders.ipynb #12a7a847
+# %% ../../nbs/core/05_encoders.ipynb #f734075b
 @runtime_checkable
 class Reranker(Protocol):
     "What the library asks of a reranker."
@@ -363,7 +366,8 @@ class OverlapReranker:
 
     name = "overlap"
 
-    def score(self, pairs: Sequence[tuple[str, str]], batch_size: int | None = None, progress: bool = True) -> np.ndarray:
+    def score(self, pairs: Sequence[tuple[str, str]], batch_size: int | None = None,
+              progress: bool = True) -> np.ndarray:
         "How many of the query's distinct words occur in the text."
         words = [[set(_WORD.findall(text.casefold())) for text in side] for side in _check_pairs(pairs)]
         return np.array([len(query & text) / max(1, len(query)) for query, text in zip(*words)], np.float32)
@@ -403,8 +407,9 @@ class CrossEncoderReranker:
         self.weights = weights_id(name, revision, self.model)
         kinds = getattr(self.model.config, "architectures", None) or []
         if not any("SequenceClassification" in kind or "CausalLM" in kind for kind in kinds):
-            raise CdrError(f"reranker {self.name!r} is no cross-encoder: its checkpoint ({', '.join(kinds) or 'unknown'}) has no "
-                           "classification head, and a random one would score at random; train one first")
+            raise CdrError(f"reranker {self.name!r} is no cross-encoder: its checkpoint "
+                           f"({', '.join(kinds) or 'unknown'}) has no classification head, and a random one would "
+                           "score at random; train one first")
         if self.model.num_labels != 1:
             raise CdrError(f"reranker {self.name!r} has {self.model.num_labels} outputs: one is needed")
         self._activation = torch.nn.Identity() if scale == "logit" else torch.nn.Sigmoid()
@@ -431,7 +436,7 @@ class CrossEncoderReranker:
         for number in cut:
             room = self.max_length - special
             queries[number] = self._end(queries[number], max(room // 2, room - sizes[texts[number]]))
-        batches = token_batches(lengths.clip(max=self.max_length), batch_size, 16_384 if "cuda" in self.device else 1024)
+        batches = token_batches(lengths.clip(max=self.max_length), batch_size, token_budget(self.device))
         with tqdm(total=len(texts), desc=self.name, unit="pair", disable=not progress) as bar:
             for rows in batches:
                 out[rows] = self.model.predict([(queries[row], texts[row]) for row in rows], batch_size=len(rows),
@@ -445,8 +450,10 @@ class CrossEncoderReranker:
 
     def _sizes(self, texts: list[str]) -> list[int]:
         distinct = list(dict.fromkeys(texts))
-        encoded = self.model.tokenizer(distinct, add_special_tokens=False, verbose=False)["input_ids"] if distinct else []
-        return [len(ids) for ids in encoded]
+        if not distinct:
+            return []
+        encoded = self.model.tokenizer(distinct, add_special_tokens=False, verbose=False)
+        return [len(ids) for ids in encoded["input_ids"]]
 
     def _end(self, text: str, tokens: int) -> str:
         spans = self.model.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True,

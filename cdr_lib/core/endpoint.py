@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['server_wait', 'back_off', 'EndpointEncoder']
 
-# %% ../../nbs/core/04b_endpoint.ipynb #b8f07813
+# %% ../../nbs/core/04b_endpoint.ipynb #d868747b
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -19,7 +19,7 @@ from tqdm.auto import tqdm
 from .config import CdrError
 from .models import check_role, check_texts, unit_vectors
 
-# %% ../../nbs/core/04b_endpoint.ipynb #58562e7d
+# %% ../../nbs/core/04b_endpoint.ipynb #ac0065ca
 def server_wait(
     headers: Mapping[str, str],  # of the response, names in any case
     now: float | None = None,  # seconds since 1970; default: the clock
@@ -48,7 +48,7 @@ def back_off(
     "Wait without a hint: doubling from one second, then between half and all of that at random."
     return float(min(longest, 2.0 ** min(attempt, 20)) * rng.uniform(0.5, 1.0))
 
-# %% ../../nbs/core/04b_endpoint.ipynb #29cceb6d
+# %% ../../nbs/core/04b_endpoint.ipynb #44cc02a3
 # Raise this number whenever a change to this module can change vectors.
 _CODE = 1
 _RETRIED = {408, 409, 429, 500, 502, 503, 504, 529}
@@ -175,12 +175,12 @@ class EndpointEncoder:
                                f"({self._redact(str(error))})") from None
             wait = back_off(attempt, self._rng) if wait is None else wait
             if wait > self.max_wait:
-                raise CdrError(f"{self.name}: the server at {self.base_url} {reason} and asks to wait {wait:.0f} s, more "
-                               f"than {self.max_wait:.0f} s: run again later, what was stored is kept")
+                raise CdrError(f"{self.name}: the server at {self.base_url} {reason} and asks to wait {wait:.0f} s, "
+                               f"more than {self.max_wait:.0f} s: run again later, what was stored is kept")
             if attempt < self.max_retries:
                 self._sleep(wait)
-        raise CdrError(f"{self.name}: the server at {self.base_url} still {reason} after {attempt + 1} attempts: run again "
-                       "later, what was stored is kept")
+        raise CdrError(f"{self.name}: the server at {self.base_url} still {reason} after {attempt + 1} attempts: "
+                       "run again later, what was stored is kept")
 
     def _vectors(self, answer: Any, inputs: list[str]) -> np.ndarray:
         data = list(getattr(answer, "data", None) or [])

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['content_key', 'Keys', 'vector_keys', 'Store']
 
-# %% ../../nbs/core/04_store.ipynb #a4aa66e4
+# %% ../../nbs/core/04_store.ipynb #e22f7190
 import hashlib
 import json
 import os
@@ -23,7 +23,7 @@ import pandas as pd
 
 from .config import CdrError, atomic_path, cache_dir, json_dumps, json_loads, write_json
 
-# %% ../../nbs/core/04_store.ipynb #494f0e74
+# %% ../../nbs/core/04_store.ipynb #ad7d8bbe
 def _canonical(value: Any, where: str = "key") -> Any:
     if value is None or isinstance(value, (bool, str)):
         return value
@@ -40,7 +40,8 @@ def _canonical(value: Any, where: str = "key") -> Any:
         return {name: _canonical(value[name], f"{where}.{name}") for name in sorted(value)}
     if isinstance(value, (list, tuple)):
         return [_canonical(item, f"{where}[{i}]") for i, item in enumerate(value)]
-    raise CdrError(f"{where} is {type(value).__name__}: a key is made of text, numbers, booleans, None, lists, mappings")
+    raise CdrError(f"{where} is {type(value).__name__}: "
+                   "a key is made of text, numbers, booleans, None, lists and mappings")
 
 
 def content_key(
@@ -51,7 +52,7 @@ def content_key(
     text = json.dumps(_canonical(value), ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
 
-# %% ../../nbs/core/04_store.ipynb #d80eeccc
+# %% ../../nbs/core/04_store.ipynb #aec52a91
 @dataclass(frozen=True)
 class Keys:
     "Keys of many texts under one setting. Can be sliced and indexed like an array."
@@ -81,7 +82,7 @@ def vector_keys(
         digests += digest.digest()[:16]
     return Keys(dict(fingerprint), space, np.frombuffer(bytes(digests), dtype="S16"))
 
-# %% ../../nbs/core/04_store.ipynb #f2f8c179
+# %% ../../nbs/core/04_store.ipynb #3c5b818a
 def _checks(vectors: np.ndarray) -> np.ndarray:
     data, width = memoryview(np.ascontiguousarray(vectors)).cast("B"), vectors.shape[1] * 4
     return np.fromiter((zlib.crc32(data[i:i + width]) for i in range(0, len(data), width)), np.uint32, len(vectors))
@@ -141,7 +142,8 @@ class _Shard:
                 offset = start + header["vectors"]["data_offsets"][0]
             except (ValueError, KeyError, TypeError) as error:
                 raise _Damaged(f"the header is not readable ({error})") from error
-        if meta.get("index") != hashlib.sha256(digests.tobytes() + checks.tobytes()).hexdigest() or count != len(checks):
+        index = hashlib.sha256(digests.tobytes() + checks.tobytes()).hexdigest()
+        if meta.get("index") != index or not count == len(checks) == len(digests):
             raise _Damaged("the index does not match its checksum")
         return cls(path, digests, checks, dim, offset)
 
@@ -152,7 +154,7 @@ class _Shard:
         vectors = np.array(mapped[rows])
         return vectors, _checks(vectors) == self.checks[rows]
 
-# %% ../../nbs/core/04_store.ipynb #0f3dbc37
+# %% ../../nbs/core/04_store.ipynb #660bb3ab
 _SHARD = re.compile(r"[0-9a-f]{32}\.safetensors")
 _SMALL, _MANY = 1 << 20, 64  # shards below a mebibyte are merged when there are this many
 
@@ -278,7 +280,7 @@ class Store:
     def get_many(
         self,
         keys: Keys,
-    ) -> tuple[np.ndarray, np.ndarray]:  # found: bool [n]; vectors of the found ones in order: float32 [found.sum(), dim]
+    ) -> tuple[np.ndarray, np.ndarray]:  # found: bool [n]; the vectors found, in order: float32 [found.sum(), dim]
         "Look up many vectors at once. Damaged ones are reported by a warning and count as not found."
         while True:  # ends: each repetition has one shard less
             space = self._space(keys.space)
@@ -306,8 +308,8 @@ class Store:
         space = self._space(keys.space)
         dims = {shard.dim for shard in space.shards.values()}
         if dims and dims != {vectors.shape[1]}:
-            raise CdrError(f"vectors of dimension {vectors.shape[1]} do not belong to the setting that gave {dims.pop()} "
-                           f"before: {json_dumps(_canonical(keys.fingerprint))}")
+            raise CdrError(f"vectors of dimension {vectors.shape[1]} do not belong to the setting that gave "
+                           f"{dims.pop()} before: {json_dumps(_canonical(keys.fingerprint))}")
         new = space.find(keys.digests) < 0
         if not new.any():
             return
@@ -318,8 +320,9 @@ class Store:
             space.refresh()
             space.merge()
         except OSError as error:
-            raise CdrError(f"cannot write to the vector cache {space.folder}: {error.strerror or error}. What was stored "
-                           "before is intact; free some space or set CDR_CACHE to another folder") from error
+            raise CdrError(f"cannot write to the vector cache {space.folder}: {error.strerror or error}. "
+                           "What was stored before is intact; free some space or set CDR_CACHE to another "
+                           "folder") from error
 
     def get(
         self,
@@ -353,8 +356,8 @@ class Store:
         try:
             write_json(path, {"key": _canonical(key), "value": value}, indent=None)
         except OSError as error:
-            raise CdrError(f"cannot write to the cache {path.parent}: {error.strerror or error}. Free some space or set "
-                           "CDR_CACHE to another folder") from error
+            raise CdrError(f"cannot write to the cache {path.parent}: {error.strerror or error}. "
+                           "Free some space or set CDR_CACHE to another folder") from error
 
     def _json_path(self, key: Any) -> Path:
         name = content_key(key)

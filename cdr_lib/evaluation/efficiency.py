@@ -5,13 +5,14 @@
 # %% auto #0
 __all__ = ['SETTINGS', 'hardware', 'efficiency', 'efficiency_summary']
 
-# %% ../../nbs/evaluation/03_efficiency.ipynb #cd553aad
+# %% ../../nbs/evaluation/03_efficiency.ipynb #159e62c7
 import os
 import platform
 import re
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from ..core.config import CdrError
 from ..core.encoders import Encoder, embed
 from ..core.models import check_texts
 
-# %% ../../nbs/evaluation/03_efficiency.ipynb #0845c78c
+# %% ../../nbs/evaluation/03_efficiency.ipynb #9c696934
 _PACKAGES = ("torch", "sentence-transformers", "transformers", "openvino", "numpy")
 _FAST = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "neon", "sve")
 
@@ -68,7 +69,7 @@ def hardware() -> dict:  # plain data; `None` for what cannot be found out
         "versions": {package: installed(package) for package in _PACKAGES},
     }
 
-# %% ../../nbs/evaluation/03_efficiency.ipynb #28980c06
+# %% ../../nbs/evaluation/03_efficiency.ipynb #a9d13196
 SETTINGS = ("paper", "tuned")
 
 
@@ -94,6 +95,10 @@ def _timed(call: Callable[[], Any], repeats: int) -> tuple[float, Any]:
     return best, result
 
 
+def _encode(model: Encoder, texts: list[str], role: str, batch_size: int, progress: bool) -> np.ndarray:
+    return model.encode(texts, role, batch_size, progress)
+
+
 def efficiency(
     encoder: Encoder,
     documents: Iterable[str],  # the texts that are searched: units of any granularity
@@ -105,7 +110,7 @@ def efficiency(
     repeats: int = 1,  # the shortest time counts
     progress: bool = True,
 ) -> pd.DataFrame:  # one row per setting, phase and step, and "total" rows: texts, seconds, texts_per_s
-    "Time ingestion and inference in the paper's setting and in a tuned one. Nothing is read from or written to a cache."
+    "Time ingestion and inference in the paper's setting and in a tuned one. No cache is read or written."
     documents, queries = check_texts(documents), check_texts(queries)
     if not documents or not queries:
         raise CdrError("efficiency needs at least one document and one query")
@@ -113,21 +118,20 @@ def efficiency(
         raise CdrError(f"repeats={repeats}: at least one measurement is needed")
     rows = []
     for setting, model in zip(SETTINGS, (encoder, tuned or encoder)):
-        def encode(texts: list[str], role: str, model: Encoder = model, setting: str = setting) -> np.ndarray:
-            if setting == "paper":
-                return model.encode(texts, role, batch_size, progress)
-            return embed(model, texts, role, batch_size=tuned_batch_size, progress=progress)
-
+        if setting == "paper":
+            encode = partial(_encode, model, batch_size=batch_size, progress=progress)
+        else:
+            encode = partial(embed, model, batch_size=tuned_batch_size, progress=progress)
         model.encode(documents[:8], "document", batch_size, False)
         model.encode(queries[:8], "query", batch_size, False)
-        ingestion = []
+        seconds, document_vectors = _timed(partial(encode, documents, "document"), repeats)
+        ingestion = [("embed and hold", len(documents), seconds)]
         if hasattr(model, "token_lengths"):
-            # Measured apart: the model's own call tokenises again, so this is a share of the next row, not added to it.
-            ingestion.append(("of which tokenise", len(documents), _timed(lambda: model.token_lengths(documents), repeats)[0]))
-        seconds, document_vectors = _timed(lambda: encode(documents, "document"), repeats)
-        ingestion.insert(0, ("embed and hold", len(documents), seconds))
-        embedding, query_vectors = _timed(lambda: encode(queries, "query"), repeats)
-        ranking, _ = _timed(lambda: search(query_vectors, document_vectors), repeats)
+            # Measured apart: embedding tokenises by itself, so this is a share of the row above.
+            tokenising, _ = _timed(partial(model.token_lengths, documents), repeats)
+            ingestion.append(("of which tokenise", len(documents), tokenising))
+        embedding, query_vectors = _timed(partial(encode, queries, "query"), repeats)
+        ranking, _ = _timed(partial(search, query_vectors, document_vectors), repeats)
         inference = [("embed queries", len(queries), embedding), ("search and rank", len(queries), ranking)]
         for phase, steps, total in (("ingestion", ingestion, seconds), ("inference", inference, embedding + ranking)):
             for step, texts, spent in [*steps, ("total", steps[0][1], total)]:
@@ -137,7 +141,7 @@ def efficiency(
                              "texts": texts, "seconds": spent, "texts_per_s": texts / spent if spent else np.inf})
     return pd.DataFrame(rows)
 
-# %% ../../nbs/evaluation/03_efficiency.ipynb #1939e321
+# %% ../../nbs/evaluation/03_efficiency.ipynb #5e76ea6e
 def efficiency_summary(
     table: pd.DataFrame,  # of `efficiency`; several encoders may be concatenated
 ) -> pd.DataFrame:  # one row per encoder: ingestion and inference of both settings in seconds, and their ratios

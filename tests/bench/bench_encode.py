@@ -51,7 +51,8 @@ def bench(quick: bool = False) -> list[dict]:
     texts = [text for part in units for text in part]
     distinct = list(dict.fromkeys(texts))
     reference = SentenceTransformer(packaged_minilm(), device="cpu", local_files_only=True)
-    encoders = {"fp32": get_encoder("minilm", device="cpu"), "bf16": get_encoder("minilm", device="cpu", dtype="bfloat16"),
+    encoders = {"fp32": get_encoder("minilm", device="cpu"),
+                "bf16": get_encoder("minilm", device="cpu", dtype="bfloat16"),
                 "openvino": get_encoder("minilm", backend="openvino", dtype="bfloat16")}
 
     def one_call(kind: str) -> np.ndarray:
@@ -82,12 +83,14 @@ def bench(quick: bool = False) -> list[dict]:
     labels = {"fp32": ("fp32, one call", None), "bf16": ("bf16 in torch, one call", 1.8),
               "openvino": ("bf16 in OpenVINO, one call", 2.4)}
     rows = [row(f"Embed three granularities: {label}", best[kind], best["reference"], target,
-                f"cosine to theirs at least {cosines[kind]:.5f}", f"{counts}; reference: three calls in fp32; {threads}")
+                f"cosine to theirs at least {cosines[kind]:.5f}",
+                f"{counts}; reference: three calls in fp32; {threads}")
             for kind, (label, target) in labels.items()]
     rows.append(row("of which, in fp32: each distinct text once", parts["distinct"], parts["all"], None, "",
-                    f"{len(texts):,} texts, {len(distinct):,} distinct; reference: repeated texts again, else the same"))
-    rows.append(row("of which, in fp32: sorted by tokens, batches filled by tokens", parts["distinct"], parts["unsorted"], None,
-                    "", "reference: distinct texts as they come, 32 in a batch (three calls of the library sort by characters)"))
+                    f"{len(texts):,} texts, {len(distinct):,} distinct; reference: the same with all texts"))
+    rows.append(row("of which, in fp32: sorted by tokens, batches filled by tokens", parts["distinct"],
+                    parts["unsorted"], None, "", "reference: the same texts as they come, 32 in a batch "
+                    "(the library's own call sorts by characters)"))
     return rows
 
 
