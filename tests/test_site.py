@@ -9,9 +9,10 @@ import pandas as pd
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
 
+from cdr_lib.core.collection import TASK_AREAS, Collection
 from cdr_lib.core.config import project_root, write_json, write_text
 from cdr_lib.core.conversation import Conversation
-from cdr_lib.core.io import TASK_AREAS, Collection, write_cdr
+from cdr_lib.core.layouts import write_cdr
 from cdr_lib.reporting.site import SiteError, build_site, check_site, readme, write_readme
 from cdr_lib.reporting.tables import Table
 
@@ -99,20 +100,20 @@ def small_project(root: Path) -> Path:
     )
     write_notebook(nbs / "tutorials" / "00_start.ipynb", "# Start here\n> First steps.", "print('hello')")
     write_notebook(nbs / "reports" / "cdr_main.ipynb", "# Main table\n> The paper's.", "1 / 0")
-    write_notebook(root / "reports" / "sample" / "cdr" / "notebooks" / "cdr_main.ipynb", "# Main table\n> The paper's.",
+    write_notebook(root / "reports" / "sample" / "cdr" / "notebooks" / "main.ipynb", "# Main table\n> The paper's.",
                    new_code_cell("x", outputs=[new_output("stream", name="stdout", text="ran by papermill")]))
     write_notebook(nbs / "reports" / "cdr_grid.ipynb", "# Grid\n> Several runs.", "1 / 0")
     for name in ("one", "two"):
-        write_notebook(root / "reports" / "sample" / "cdr" / "notebooks" / f"cdr_grid-{name}.ipynb", "# Grid\n> Several runs.",
+        write_notebook(root / "reports" / "sample" / "cdr" / "notebooks" / f"grid-{name}.ipynb", "# Grid\n> Several runs.",
                        new_code_cell("x", outputs=[new_output("stream", name="stdout", text=f"run {name}")]))
     folder = root / "reports" / "sample" / "cdr" / "tables"
     table = Table(pd.DataFrame({"item": ["kettle", "a|b <i>x</i>"], "price": ["$31.00 - $45.50", "$5"]}), title=f"Prices {ATTACK}", note=ATTACK)
     write_text(folder / "prices.md", table.to_markdown())
     write_text(folder / "prices.csv", table.to_csv())
     write_json(folder / "prices.json", {"kind": "table", "title": table.title, "note": ATTACK, "sources": []})
-    runs = {"main": "cdr_main", "grid-one": "cdr_grid-one", "grid-two": "cdr_grid-two"}
-    tasks = [{"task": task, "source": f"nbs/reports/{name.partition('-')[0]}.ipynb", "notebook": f"reports/sample/cdr/notebooks/{name}.ipynb",
-              "status": "ok", "seconds": 1.5, "parameters": {"text": ATTACK}, "outputs": {}} for task, name in runs.items()]
+    tasks = [{"task": name, "job": name.partition("-")[0], "source": f"nbs/reports/cdr_{name.partition('-')[0]}.ipynb",
+              "notebook": f"reports/sample/cdr/notebooks/{name}.ipynb", "status": "ok", "seconds": 1.5, "parameters": {"text": ATTACK},
+              "outputs": {}} for name in ("main", "grid-one", "grid-two")]
     write_json(root / "reports" / "sample" / "manifest.json", {"profile": "sample", "python": "3.11", "tasks": tasks})
     return root
 

@@ -7,7 +7,7 @@ __all__ = ['SECTIONS', 'SKIPPED', 'DIRECTIVES', 'SiteError', 'Page', 'find_pages
            'execute_all', 'Converter', 'section_pages', 'api_pages', 'report_pages', 'with_runs', 'check_site',
            'build_site', 'flatten', 'readme', 'write_readme', 'notebook_map', 'main']
 
-# %% ../../nbs/reporting/09_site.ipynb #a82432d7
+# %% ../../nbs/reporting/09_site.ipynb #e0ec64f2
 import ast
 import html
 import os
@@ -34,7 +34,7 @@ from ..core.config import CdrError, cache_dir, file_hash, project_root, read_jso
 from ..core.conversation import escape_md
 from .api import Module, literal_md, module_md, read_package, summary_md
 
-# %% ../../nbs/reporting/09_site.ipynb #5c87c24b
+# %% ../../nbs/reporting/09_site.ipynb #b982018f
 class SiteError(CdrError):
     "The site cannot be built as it is: the message lists every reason that was found."
 
@@ -98,7 +98,7 @@ def find_pages(
     return sorted(pages, key=lambda page: (page.name != "index", order.index(page.section) if page.section in order else len(order),
                                            page.title if page.section == "reports" else page.name))
 
-# %% ../../nbs/reporting/09_site.ipynb #f039660b
+# %% ../../nbs/reporting/09_site.ipynb #3fefb945
 # Flags of cells that need more than a bare machine (settings.ini, tst_flags).
 SKIPPED = ("notest", "slow", "gpu", "net", "llm")
 
@@ -200,7 +200,7 @@ def execute_all(
         raise SiteError("\n\n".join(failures))
     return results
 
-# %% ../../nbs/reporting/09_site.ipynb #a61ccb4d
+# %% ../../nbs/reporting/09_site.ipynb #ee231b0a
 DIRECTIVES = frozenset({
     "default_exp", "export", "exports", "exporti", "hide", "hide_input", "hide_output", "eval", *SKIPPED,
     "echo", "output", "include", "code-fold", "code-summary", "fig-cap", "fig-alt", "label"})
@@ -302,6 +302,8 @@ class Converter:
         links = [f'<a href="{self.url}/{file}">{file}</a>']
         if page.module in self.modules:
             links.append(f"exports {{py:mod}}`{page.module}`")
+        if page.section == "reports":
+            links.append("as papermill ran it" if page.ran else "not part of this profile: shown without results")
         return f":::{{div}} origin\n{' · '.join(links)}\n:::"
 
     def _code_cell(self, cell: NotebookNode, page: Page) -> Iterator[NotebookNode]:
@@ -373,7 +375,7 @@ def _shown(output: NotebookNode) -> NotebookNode | None:
         data["text/html"] = f'<iframe class="page" sandbox srcdoc="{html.escape(data["text/html"])}"></iframe>'
     return nbformat.from_dict({**output, "data": data})
 
-# %% ../../nbs/reporting/09_site.ipynb #dbaa98e6
+# %% ../../nbs/reporting/09_site.ipynb #e86ac464
 def _toctree(names: Sequence[str], caption: str = "", hidden: bool = True) -> str:
     options = [":hidden:"] if hidden else []
     options += [f":caption: {caption}"] if caption else []
@@ -437,7 +439,7 @@ def api_pages(
                                       _toctree(toc), *tables])
     return found
 
-# %% ../../nbs/reporting/09_site.ipynb #707ae158
+# %% ../../nbs/reporting/09_site.ipynb #0d836d1c
 def _described(folder: Path, order: Sequence[str]) -> list[tuple[Path, dict]]:
     "Result files that have a description, in the order in which the report made them."
     found = [(path, read_json(path)) for path in folder.glob("*.json")]
@@ -495,20 +497,24 @@ def with_runs(
     found = []
     for page in pages:
         source = page.path.relative_to(root).as_posix()
-        runs = [root / task["notebook"] for task in tasks if task.get("source") == source and (root / task.get("notebook", "")).is_file()]
-        # `cdr_retrieve-minilm` is the run called `minilm`.
-        names = [run.stem.removeprefix(page.path.stem).strip("-") for run in runs]
-        found += [replace(page, ran=run, name=page.name if i == 0 else f"{page.name}-{name}", title=f"{page.title} ({name})" if name else page.title)
-                  for i, (run, name) in enumerate(zip(runs, names))] or [page]
+        runs = [task for task in tasks if task.get("source") == source and (root / task.get("notebook", "")).is_file()]
+        if len(runs) < 2:
+            found.append(replace(page, ran=root / runs[0]["notebook"]) if runs else page)
+            continue
+        for number, task in enumerate(runs):
+            # The runs of the job `retrieve` are called `retrieve-minilm` and so on.
+            label = task["task"].removeprefix(task["job"]).strip("-")
+            name = f"{page.name}-{label}" if number else page.name
+            found.append(replace(page, ran=root / task["notebook"], name=name, title=f"{page.title} ({label})"))
     return found
 
 
 def _provenance_md(manifest: Mapping) -> str:
     "What every number of the report rests on: circumstances first, then one row per run."
-    rows = ["| | |", "|---|---|"]
+    rows = ["| what | value |", "|---|---|"]
     for key, value in manifest.items():
         if key not in ("tasks", "unclaimed") and value not in (None, {}, []):
-            shown = ", ".join(f"{name} {item}" for name, item in value.items()) if isinstance(value, Mapping) else str(value)
+            shown = ", ".join(f"{name} {item}" for name, item in value.items() if item not in (None, [])) if isinstance(value, Mapping) else str(value)
             rows.append(f"| {escape_md(key)} | {escape_md(shown)} |")
     runs = ["| run | status | seconds | parameters |", "|---|---|--:|---|"]
     for task in manifest.get("tasks", []):
@@ -518,7 +524,7 @@ def _provenance_md(manifest: Mapping) -> str:
         runs.append(f"| {' | '.join(escape_md(str(cell)) for cell in cells)} |")
     return "\n\n".join(["# Provenance", "> What every number of the report rests on.", "\n".join(rows), "## Runs", "\n".join(runs)]) + "\n"
 
-# %% ../../nbs/reporting/09_site.ipynb #5901d29d
+# %% ../../nbs/reporting/09_site.ipynb #53870108
 @dataclass(frozen=True)
 class _Settings:
     title: str
@@ -613,7 +619,7 @@ def _sphinx(source: Path, work: Path) -> Path:
     write_text(names, listed)
     return pages
 
-# %% ../../nbs/reporting/09_site.ipynb #b4683361
+# %% ../../nbs/reporting/09_site.ipynb #2e623809
 _ACTIVE = ("script", "object", "embed", "form", "base", "frame")
 
 
@@ -683,7 +689,7 @@ def check_site(
                 problems.append(f"{path.relative_to(folder)}: no place {parts.fragment!r} in {parts.path or 'this page'}")
     return problems
 
-# %% ../../nbs/reporting/09_site.ipynb #c2739558
+# %% ../../nbs/reporting/09_site.ipynb #7f614145
 def build_site(
     out: str | Path = "_docs",  # replaced as a whole; below the project unless absolute
     execute: bool = True,  # False: pages without outputs, for a quick look
@@ -757,7 +763,7 @@ def _publish(built: Path, out: Path) -> Path:
     shutil.rmtree(old, ignore_errors=True)
     return out
 
-# %% ../../nbs/reporting/09_site.ipynb #e87fc7d8
+# %% ../../nbs/reporting/09_site.ipynb #0146d277
 def flatten(
     notebook: NotebookNode,  # executed
 ) -> list[str]:  # Markdown, one text a cell
@@ -827,7 +833,7 @@ def notebook_map(
         rows.append(f"| **{title}** | {links} |")
     return "\n".join(["| part | notebooks |", "|---|---|", *rows])
 
-# %% ../../nbs/reporting/09_site.ipynb #a787e229
+# %% ../../nbs/reporting/09_site.ipynb #5c175f26
 def main() -> None:
     "Build the site (`python -m cdr_lib.reporting.site`); an error is one message and exit code 1."
     try:
@@ -835,7 +841,7 @@ def main() -> None:
     except CdrError as error:
         sys.exit(f"{type(error).__name__}: {error}")
 
-# %% ../../nbs/reporting/09_site.ipynb #9187b01f
+# %% ../../nbs/reporting/09_site.ipynb #f5526aa2
 #| eval: false
 if __name__ == "__main__":
     main()
