@@ -22,7 +22,8 @@ from .retrieval.segment import GRANULARITIES
 # %% ../nbs/cli.ipynb #87bedab5
 def evaluate(args: argparse.Namespace) -> int:
     "Run `cdr evaluate`."
-    from cdr_lib.core.io import TASK_AREAS, read_collection
+    from cdr_lib.core.collection import TASK_AREAS
+    from cdr_lib.core.layouts import read_collection
     from cdr_lib.evaluation.evaluate import experiment
     from cdr_lib.evaluation.grid import read_grid, run_grid
     from cdr_lib.reporting.provenance import circumstances, portable, tree_hash

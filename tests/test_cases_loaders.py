@@ -4,21 +4,12 @@ import json
 
 import pytest
 
+from cdr_lib.core.collection import BadCollection, Collection
 from cdr_lib.core.config import CdrError
 from cdr_lib.core.conversation import BadRecord, Conversation, Turn, is_blank, render
-from cdr_lib.core.io import (
-    BadCollection,
-    Collection,
-    by_id,
-    json_lines,
-    read_beir,
-    read_cdr,
-    read_jsonl,
-    read_parquet,
-    write_cdr,
-    write_jsonl,
-    write_parquet,
-)
+from cdr_lib.core.io import by_id, read_jsonl, read_parquet, write_jsonl, write_parquet
+from cdr_lib.core.layouts import read_beir, read_cdr, write_cdr
+from cdr_lib.core.records import json_lines
 from cdr_lib.core.sources import (
     frame_acts,
     frame_spans,

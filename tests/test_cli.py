@@ -7,8 +7,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from cdr_lib.core.collection import Collection
 from cdr_lib.core.conversation import Conversation, Turn
-from cdr_lib.core.io import Collection, write_cdr, write_jsonl
+from cdr_lib.core.io import write_jsonl
+from cdr_lib.core.layouts import write_cdr
 
 CDR = str(Path(sys.executable).parent / "cdr")
 AREA = "Emotion & Feedback"

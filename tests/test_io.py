@@ -1,4 +1,4 @@
-"""core.io: strict records, streaming corpora, the account of a reading, and the layouts of test collections."""
+"""Strict records, streaming corpora, the account of a reading, test collections and their layouts."""
 
 import gzip
 import json
@@ -16,36 +16,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cdr_lib.core import io as core_io
+from cdr_lib.core import records as core_records
+from cdr_lib.core.collection import ERRORS, TASK_AREAS, WARNINGS, BadCollection, Collection
 from cdr_lib.core.config import CdrError
 from cdr_lib.core.conversation import ROLES, BadRecord, Conversation, Turn, render
-from cdr_lib.core.io import (
-    ERRORS,
-    TASK_AREAS,
-    WARNINGS,
-    BadCollection,
-    Collection,
-    Reader,
-    Record,
-    by_id,
-    excerpt,
-    json_items,
-    json_lines,
-    json_records,
-    parse_json,
+from cdr_lib.core.io import Reader, by_id, read_jsonl, read_parquet, write_jsonl, write_parquet
+from cdr_lib.core.layouts import (
     parse_turns,
     read_beir,
     read_cdr,
     read_collection,
-    read_jsonl,
-    read_parquet,
     read_qrels,
     reads_back,
     write_beir,
     write_cdr,
-    write_jsonl,
-    write_parquet,
     write_qrels,
 )
+from cdr_lib.core.records import Record, excerpt, json_items, json_lines, json_records, parse_json
 
 settings.register_profile(
     "quiet",
@@ -128,11 +115,11 @@ def test_surrogates_replaced_everywhere_and_counted():
 def test_array_items_equal_the_array(tmp_path, values, chunk, ascii, indent):
     path = tmp_path / "a.json"
     path.write_bytes(json.dumps(values, ensure_ascii=ascii, indent=indent).encode())
-    before, core_io._CHUNK = core_io._CHUNK, chunk
+    before, core_records._CHUNK = core_records._CHUNK, chunk
     try:
         records = list(json_items(path))
     finally:
-        core_io._CHUNK = before
+        core_records._CHUNK = before
     assert not any(record.problem for record in records)
     assert [record.value for record in records] == values
 
@@ -155,7 +142,7 @@ def test_array_items_equal_the_array(tmp_path, values, chunk, ascii, indent):
     ],
 )
 def test_array_recovers_after_broken_items(tmp_path, monkeypatch, data, values, lines, chunk):
-    monkeypatch.setattr(core_io, "_CHUNK", chunk)
+    monkeypatch.setattr(core_records, "_CHUNK", chunk)
     (tmp_path / "a.json").write_bytes(data)
     records = list(json_items(tmp_path / "a.json"))
     assert [record.value for record in records] == values

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from cdr_lib.benchmark.sgd import (ACTS, Action, BadDefinition, Condition, LabelQuery, Message, Step, annotated,
                                    build_labelled, build_sgd, label, read_label_queries, write_labelled)
+from cdr_lib.core.collection import TASK_AREAS
 from cdr_lib.core.config import CdrError
 from cdr_lib.core.conversation import BadRecord, Conversation, Turn
-from cdr_lib.core.io import TASK_AREAS, read_cdr
+from cdr_lib.core.layouts import read_cdr
 
 SERVICES = ("Hotels_4", "Hotels_2", "Weather_1")
 

@@ -16,9 +16,11 @@ from typing import NamedTuple
 import numpy as np
 import yaml
 
+from ..core.collection import TASK_AREAS, Collection
 from ..core.config import CdrError, data_dir, write_json
 from ..core.conversation import BadRecord, Conversation, content_hash
-from ..core.io import TASK_AREAS, Collection, Reject, Rejects, excerpt, write_cdr
+from ..core.layouts import write_cdr
+from ..core.records import Reject, Rejects, excerpt
 from ..core.sources import read_sgd
 
 # %% ../../nbs/benchmark/01_sgd.ipynb #d18433a5

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import cdr_lib
+from ..core.collection import Collection
 from ..core.config import CdrError, file_hash, json_dumps, read_json, text_hash, write_json
 from ..core.conversation import content_hash
 from ..core.encoders import Encoder, embed, get_encoder
-from ..core.io import Collection
 from ..core.store import Store
 from ..retrieval.run import Run, read_run, write_run
 from ..retrieval.search import search

@@ -15,7 +15,7 @@ GRANULARITIES = ("turn", "window", "session")
 def corpus(n: int) -> tuple[str, list]:
     "Name and `n` conversations, drawn with a fixed seed."
     from cdr_lib.core.config import corpora_dir, data_dir
-    from cdr_lib.core.io import read_cdr
+    from cdr_lib.core.layouts import read_cdr
     from cdr_lib.core.sources import load_source
 
     if corpora_dir() is not None and (corpora_dir() / "sgd").is_dir():
