@@ -7,7 +7,7 @@ __all__ = ['SECTIONS', 'SKIPPED', 'DIRECTIVES', 'SiteError', 'Page', 'find_pages
            'execute_all', 'Converter', 'section_pages', 'api_pages', 'report_pages', 'with_runs', 'check_site',
            'build_site', 'flatten', 'readme', 'write_readme', 'notebook_map', 'main']
 
-# %% ../../nbs/reporting/09_site.ipynb #e0ec64f2
+# %% ../../nbs/reporting/09_site.ipynb #b8d4ed4d
 import ast
 import html
 import os
@@ -34,7 +34,7 @@ from ..core.config import CdrError, cache_dir, file_hash, project_root, read_jso
 from ..core.conversation import escape_md
 from .api import Module, literal_md, module_md, read_package, summary_md
 
-# %% ../../nbs/reporting/09_site.ipynb #b982018f
+# %% ../../nbs/reporting/09_site.ipynb #29431e01
 class SiteError(CdrError):
     "The site cannot be built as it is: the message lists every reason that was found."
 
@@ -98,7 +98,7 @@ def find_pages(
     return sorted(pages, key=lambda page: (page.name != "index", order.index(page.section) if page.section in order else len(order),
                                            page.title if page.section == "reports" else page.name))
 
-# %% ../../nbs/reporting/09_site.ipynb #3fefb945
+# %% ../../nbs/reporting/09_site.ipynb #aeb5c7bf
 # Flags of cells that need more than a bare machine (settings.ini, tst_flags).
 SKIPPED = ("notest", "slow", "gpu", "net", "llm")
 
@@ -200,7 +200,7 @@ def execute_all(
         raise SiteError("\n\n".join(failures))
     return results
 
-# %% ../../nbs/reporting/09_site.ipynb #ee231b0a
+# %% ../../nbs/reporting/09_site.ipynb #7af0c35a
 DIRECTIVES = frozenset({
     "default_exp", "export", "exports", "exporti", "hide", "hide_input", "hide_output", "eval", *SKIPPED,
     "echo", "output", "include", "code-fold", "code-summary", "fig-cap", "fig-alt", "label"})
@@ -290,10 +290,11 @@ class Converter:
     def front(self, notebook: NotebookNode, page: Page, tree: str) -> str:
         "The executed index notebook as the front page, with `tree`, the table of contents that the menus come from."
         title, *texts = [self.markdown(text, page.path.parent) for text in flatten(notebook)]
-        doors = (("library", "Read the library"), ("reports/index", "See the results"), ("api/index", "Look up a name"))
-        known = {page.section for page in self.pages}
-        buttons = [f"```{{button-ref}} /{name}\n:ref-type: doc\n:color: {'primary' if name == 'library' else 'secondary'}\n{text}\n```"
-                   for name, text in doors if name != "reports/index" or "reports" in known]
+        doors = [("library", "Read the library"), ("reports/index", "See the results"), ("api/index", "Look up a name")]
+        if "reports" not in {page.section for page in self.pages}:
+            del doors[1]
+        buttons = ["\n".join([f"```{{button-ref}} /{name}", ":ref-type: doc", ":color: primary", *([":outline:"] if i else []), text, "```"])
+                   for i, (name, text) in enumerate(doors)]
         head = "\n".join([":::{div} front-doors", *buttons, ":::"])
         return "\n\n".join([title, head, *texts, tree]) + "\n"
 
@@ -375,7 +376,7 @@ def _shown(output: NotebookNode) -> NotebookNode | None:
         data["text/html"] = f'<iframe class="page" sandbox srcdoc="{html.escape(data["text/html"])}"></iframe>'
     return nbformat.from_dict({**output, "data": data})
 
-# %% ../../nbs/reporting/09_site.ipynb #e86ac464
+# %% ../../nbs/reporting/09_site.ipynb #f3ed1d5b
 def _toctree(names: Sequence[str], caption: str = "", hidden: bool = True) -> str:
     options = [":hidden:"] if hidden else []
     options += [f":caption: {caption}"] if caption else []
@@ -439,7 +440,7 @@ def api_pages(
                                       _toctree(toc), *tables])
     return found
 
-# %% ../../nbs/reporting/09_site.ipynb #0d836d1c
+# %% ../../nbs/reporting/09_site.ipynb #d33ac635
 def _described(folder: Path, order: Sequence[str]) -> list[tuple[Path, dict]]:
     "Result files that have a description, in the order in which the report made them."
     found = [(path, read_json(path)) for path in folder.glob("*.json")]
@@ -456,7 +457,8 @@ def _table_md(path: Path, about: Mapping, address: str) -> str:
 
 def _figure_md(path: Path, about: Mapping, address: str) -> str:
     notes = [about.get("note", ""), "Source: " + ", ".join(about["sources"]) if about.get("sources") else ""]
-    picture = f"![{escape_md(about.get('alt', ''))}]({address.removesuffix('.json')}.png)"
+    suffix = next((suffix for suffix in (".svg", ".png") if path.with_suffix(suffix).exists()), ".png")
+    picture = f"![{escape_md(about.get('alt', ''))}]({address.removesuffix('.json')}{suffix})"
     return "\n\n".join([picture, *(escape_md(note) for note in notes if note)])
 
 
@@ -524,7 +526,7 @@ def _provenance_md(manifest: Mapping) -> str:
         runs.append(f"| {' | '.join(escape_md(str(cell)) for cell in cells)} |")
     return "\n\n".join(["# Provenance", "> What every number of the report rests on.", "\n".join(rows), "## Runs", "\n".join(runs)]) + "\n"
 
-# %% ../../nbs/reporting/09_site.ipynb #53870108
+# %% ../../nbs/reporting/09_site.ipynb #a27cb591
 @dataclass(frozen=True)
 class _Settings:
     title: str
@@ -619,7 +621,7 @@ def _sphinx(source: Path, work: Path) -> Path:
     write_text(names, listed)
     return pages
 
-# %% ../../nbs/reporting/09_site.ipynb #2e623809
+# %% ../../nbs/reporting/09_site.ipynb #07b624d0
 _ACTIVE = ("script", "object", "embed", "form", "base", "frame")
 
 
@@ -689,7 +691,7 @@ def check_site(
                 problems.append(f"{path.relative_to(folder)}: no place {parts.fragment!r} in {parts.path or 'this page'}")
     return problems
 
-# %% ../../nbs/reporting/09_site.ipynb #7f614145
+# %% ../../nbs/reporting/09_site.ipynb #e2c3a83c
 def build_site(
     out: str | Path = "_docs",  # replaced as a whole; below the project unless absolute
     execute: bool = True,  # False: pages without outputs, for a quick look
@@ -763,7 +765,7 @@ def _publish(built: Path, out: Path) -> Path:
     shutil.rmtree(old, ignore_errors=True)
     return out
 
-# %% ../../nbs/reporting/09_site.ipynb #0146d277
+# %% ../../nbs/reporting/09_site.ipynb #43cf3b2c
 def flatten(
     notebook: NotebookNode,  # executed
 ) -> list[str]:  # Markdown, one text a cell
@@ -833,7 +835,7 @@ def notebook_map(
         rows.append(f"| **{title}** | {links} |")
     return "\n".join(["| part | notebooks |", "|---|---|", *rows])
 
-# %% ../../nbs/reporting/09_site.ipynb #5c175f26
+# %% ../../nbs/reporting/09_site.ipynb #b91007e7
 def main() -> None:
     "Build the site (`python -m cdr_lib.reporting.site`); an error is one message and exit code 1."
     try:
@@ -841,7 +843,7 @@ def main() -> None:
     except CdrError as error:
         sys.exit(f"{type(error).__name__}: {error}")
 
-# %% ../../nbs/reporting/09_site.ipynb #f5526aa2
+# %% ../../nbs/reporting/09_site.ipynb #66395ab9
 #| eval: false
 if __name__ == "__main__":
     main()
