@@ -225,14 +225,13 @@ def normal(rng, n: int, dim: int) -> np.ndarray:
 
 def plain(queries, units, owner, names, k, banned=()):
     """Every pair by itself, sorted in Python."""
-    rows = []
+    rows, usable = [], units.any(axis=1) & np.isfinite(units).all(axis=1)
     for row, query in enumerate(queries):
         best = {}
-        for unit, score in enumerate(exact_scores(np.repeat(query[None], len(units), axis=0), units)):
-            name = names[owner[unit]]
-            if (row, unit) not in banned and units[unit].any() and np.isfinite(units[unit]).all():
-                if name not in best or score > best[name][0]:
-                    best[name] = score, unit
+        for unit, score in enumerate(exact_scores(query, units)):
+            name, allowed = names[owner[unit]], usable[unit] and (row, unit) not in banned
+            if allowed and (name not in best or score > best[name][0]):
+                best[name] = score, unit
         rows += [(row, name, score, unit) for score, name, unit in ranked(best)[:k]] if query.any() else []
     return rows
 
@@ -241,8 +240,14 @@ def as_rows(hits, names):
     return [(row, names[code], score, unit) for row, code, score, unit in zip(*hits[:4])]
 
 
+@pytest.fixture(params=[False, True], ids=["float32", "bfloat16"])
+def product(request, monkeypatch):
+    """Both kinds of matrix product: they only nominate, so the result must be the same."""
+    monkeypatch.setattr(dense, "_half_is_faster", lambda *_: request.param)
+
+
 @pytest.mark.parametrize("seed", range(6))
-def test_dense_is_sorting_everything(seed):
+def test_dense_is_sorting_everything(seed, product):
     rng = np.random.default_rng(seed)
     dim, n, c = int(rng.integers(1, 40)), int(rng.integers(1, 3000)), int(rng.integers(1, 400))
     # Few distinct vectors: ties between and inside conversations everywhere, also at rank k.
@@ -263,7 +268,7 @@ def test_dense_is_sorting_everything(seed):
 
 
 @pytest.mark.parametrize("lengths", [1.0, 1e-6, 1e6, "mixed"])
-def test_lengths_other_than_one(lengths):
+def test_lengths_other_than_one(lengths, product):
     rng = np.random.default_rng(1)
     factors = 10.0 ** rng.uniform(-3, 3, 2000) if lengths == "mixed" else np.full(2000, lengths)
     units = (normal(rng, 2000, 64) * factors[:, None]).astype(np.float32)
@@ -273,7 +278,7 @@ def test_lengths_other_than_one(lengths):
 
 
 @pytest.mark.parametrize("direction", [1, -1])
-def test_growing_and_falling_scores(direction):
+def test_growing_and_falling_scores(direction, product):
     """The worst orders for a running threshold: every tile better than all before, or the best first."""
     angle = np.linspace(0, 1.5, 20_000)[::direction]
     units = np.column_stack([np.cos(angle), np.sin(angle)]).astype(np.float32)
@@ -282,7 +287,7 @@ def test_growing_and_falling_scores(direction):
     assert as_rows(hits, names) == plain(np.array([[1, 0]] * 3, np.float32), units, np.arange(20_000) // 2, names, 10)
 
 
-def test_one_conversation_larger_than_every_tile():
+def test_one_conversation_larger_than_every_tile(product):
     rng = np.random.default_rng(2)
     units, queries = normal(rng, 12_000, 16), normal(rng, 5, 16)
     owner, names = np.repeat([0, 1, 2], [1, 11_000, 999]), ["a", "b", "c"]
@@ -291,7 +296,7 @@ def test_one_conversation_larger_than_every_tile():
         assert as_rows(hits, names) == plain(queries, units, owner, names, k)
 
 
-def test_nothing_but_the_vectors_decides(tmp_path, monkeypatch):
+def test_nothing_but_the_vectors_decides(tmp_path, monkeypatch, product):
     rng = np.random.default_rng(3)
     units, queries = normal(rng, 9000, 96), normal(rng, 70, 96)
     units[4000:8000] = units[:4000]
@@ -319,6 +324,7 @@ def test_nothing_but_the_vectors_decides(tmp_path, monkeypatch):
         monkeypatch.setattr(dense, "_tile", lambda *_, tile=(height, width): tile)
         assert same(dense_topk(queries, units, owner, names, 20))
     # A query's ranking does not depend on the other queries.
+    monkeypatch.undo()
     alone = dense_topk(queries[5:6], units, owner, names, 20)
     assert np.array_equal(alone.scores, expected.scores[expected.rows == 5])
     assert np.array_equal(alone.conversations, expected.conversations[expected.rows == 5])

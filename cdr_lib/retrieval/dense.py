@@ -5,8 +5,10 @@
 # %% auto #0
 __all__ = ['exact_scores', 'parse_bytes', 'dense_topk']
 
-# %% ../../nbs/retrieval/03_dense.ipynb #1c3f4883
+# %% ../../nbs/retrieval/03_dense.ipynb #fa272c51
+import math
 import re
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
@@ -17,16 +19,16 @@ import numpy as np
 from ..core.config import CdrError
 from .run import Hits, first_units, id_places, ranking
 
-# %% ../../nbs/retrieval/03_dense.ipynb #8bf8b6f0
+# %% ../../nbs/retrieval/03_dense.ipynb #e632de01
 def exact_scores(
-    queries: np.ndarray,  # [pairs, dim]
+    queries: np.ndarray,  # [pairs, dim], or [dim] for all
     units: np.ndarray,  # [pairs, dim]
 ) -> np.ndarray:  # float32 [pairs]
     "Inner products of pairs of vectors, summed in double precision and rounded once."
-    with np.errstate(over="ignore"):
-        return np.einsum("ij,ij->i", queries.astype(np.float64), units.astype(np.float64)).astype(np.float32)
+    sums = np.einsum("...d,...d->...", queries.astype(np.float64), units.astype(np.float64))
+    return sums.astype(np.float32)
 
-# %% ../../nbs/retrieval/03_dense.ipynb #96e168ff
+# %% ../../nbs/retrieval/03_dense.ipynb #f555106d
 _LOWEST = np.finfo(np.float32).min
 
 
@@ -44,6 +46,10 @@ def _peaks(rows: np.ndarray, owner: np.ndarray, scores: np.ndarray) -> np.ndarra
     return np.repeat(np.maximum.reduceat(scores, begins), np.diff(np.append(begins, len(rows))))
 
 
+def _lengths(vectors: np.ndarray) -> np.ndarray:  # float64 [n]
+    return np.linalg.norm(vectors.astype(np.float64), axis=1)
+
+
 class _Candidates:
     "Units that may still be the best of one of the `k` best conversations, for a block of queries."
 
@@ -51,35 +57,36 @@ class _Candidates:
                  exclude: np.ndarray, k: int, limit: int):
         self.queries, self.vectors, self.conversation, self.places = queries, vectors, conversation, places
         self.exclude, self.k, self.limit = exclude, k, limit
-        self.lengths = np.linalg.norm(queries.astype(np.float64), axis=1)
-        self.longest = 0.0  # unit vector so far
-        self.kth = np.full(len(queries), -np.inf)  # a lower bound of the k-th best score of each query
+        self.lengths, self.rounding = _lengths(queries), np.zeros(len(queries))
+        self.longest, self.unit_rounding = 0.0, 0.0  # of the units so far
+        self.half = False
+        self.kth = np.full(len(queries), _LOWEST, dtype=np.float64)  # a lower bound of the k-th best score of each query
         self.rows, self.units = np.empty(0, np.int32), np.empty(0, np.int32)
         # One candidate of each conversation leads: only these are counted for the k-th best.
         self.scores, self.leads, self.exact = np.empty(0, np.float32), np.empty(0, bool), np.empty(0, bool)
         self.waiting: list[tuple[np.ndarray, ...]] = []
         self.n_waiting = 0
 
-    def error(self) -> np.ndarray:  # float64 [queries]
-        "Twice the largest error of a computed score."
+    def below(self, scores: np.ndarray, rows: slice | np.ndarray = slice(None)) -> np.ndarray:  # float32
+        "How low the computed score can be where the true one is as good as one that was computed as `scores`."
         # 2 more than the dimension: the rounding of the exact score, and of this bound itself.
         unit = (self.queries.shape[1] + 2) * 2.0**-24
-        return 2 * unit / (1 - unit) * self.lengths * self.longest + 1e-30
-
-    def lower(self) -> np.ndarray:  # float32 [queries]
-        "Computed scores below these are out of the race."
-        # The last term outweighs the rounding to 32 bits.
-        return np.maximum(self.kth - self.error() - 2.0**-23 * abs(self.kth), _LOWEST).astype(np.float32)
+        lengths = self.lengths + self.rounding
+        error = unit / (1 - unit) * lengths * (self.longest + self.unit_rounding) + 1e-30
+        error += self.rounding * self.longest + lengths * self.unit_rounding
+        # Relative to the score: bfloat16 rounds the product too, and the bound itself is rounded to 32 bits.
+        relative = 2.0**-8 if self.half else 2.0**-24
+        return np.maximum(scores - 2 * (error[rows] + relative * abs(scores)), _LOWEST).astype(np.float32)
 
     def add(self, rows: np.ndarray, units: np.ndarray, scores: np.ndarray, cut: int) -> None:
         "Take in units of one tile, sorted by row and unit; conversation `cut` began in an earlier tile."
         if not len(rows):
             return
         owner = self.conversation[units]
-        keep = scores >= _peaks(rows, owner, scores) - self.error()[rows]
+        keep = scores >= self.below(_peaks(rows, owner, scores), rows)
         rows, units, owner, scores = rows[keep], units[keep], owner[keep], scores[keep]
         leads = _changes(rows, owner) & (owner != cut)
-        self.waiting.append((rows.astype(np.int32), units.astype(np.int32), scores, leads, np.zeros(len(rows), bool)))
+        self.waiting.append((rows, units, scores, leads, np.zeros(len(rows), bool)))
         self.n_waiting += len(rows)
         if self.n_waiting > max(len(self.rows), self.k * len(self.queries)):
             self.prune()
@@ -100,7 +107,7 @@ class _Candidates:
         full = np.flatnonzero(np.diff(starts) >= self.k)
         bits = 0x7fffffff - (order[starts[full] + self.k - 1] & 0xffffffff)
         self.kth[full] = np.where(bits < 0, bits ^ 0x7fffffff, bits).astype(np.int32).view(np.float32)
-        keep = scores >= self.lower()[rows]
+        keep = scores >= self.below(self.kth)[rows]
         self.rows, self.units, self.scores = rows[keep], units[keep], scores[keep]
         self.leads, self.exact = leads[keep], exact[keep]
 
@@ -113,10 +120,13 @@ class _Candidates:
         "Replace computed scores by exact ones, and cut to the best `k` conversations of each query, in order."
         order = np.argsort((self.rows.astype(np.int64) << 32) + self.units)
         rows, units, scores, exact = self.rows[order], self.units[order], self.scores[order], self.exact[order]
-        todo, step = np.flatnonzero(~exact), max(1, (1 << 18) // self.queries.shape[1])
-        for chunk in (todo[i:i + step] for i in range(0, len(todo), step)):
-            scores[chunk] = exact_scores(self.queries[rows[chunk]],
-                                         self.vectors[units[chunk]].astype(np.float32, copy=False))
+        todo, step = np.flatnonzero(~exact), max(1, (1 << 16) // self.queries.shape[1])
+        begins = np.flatnonzero(np.diff(rows[todo], prepend=-1))
+        for start, stop in zip(begins, [*begins[1:], len(todo)]):
+            query = self.queries[rows[todo[start]]]
+            for low in range(start, stop, step):
+                chunk = todo[low:min(low + step, stop)]
+                scores[chunk] = exact_scores(query, self.vectors[units[chunk]].astype(np.float32, copy=False))
         if len(rows):
             owner = self.conversation[units]
             best = np.flatnonzero(scores == _peaks(rows, owner, scores))
@@ -129,7 +139,7 @@ class _Candidates:
         full = np.flatnonzero(counts == self.k)
         self.kth[full] = scores[np.cumsum(counts)[full] - 1]
 
-# %% ../../nbs/retrieval/03_dense.ipynb #6e5b9dfc
+# %% ../../nbs/retrieval/03_dense.ipynb #ead7cd26
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -172,6 +182,7 @@ def dense_topk(
     height, width = _tile(budget // 2, queries.shape[1], workers, device.type == "cpu")
     exclude = _exclusions(exclude, usable, len(query_vectors))
     places, first = id_places(conversation_ids), first_units(conversation)
+    conversation = conversation.astype(np.int32)
     # Candidates take the other half, at 64 bytes each while they are sorted; a query needs room for a few times k.
     room = max(4 * k, budget // 2 // 64 // max(1, len(queries)))
     block = max(1, budget // 2 // 64 // room)
@@ -191,7 +202,7 @@ def dense_topk(
     rows, conversations, scores, units = (np.concatenate(column) for column in zip(*parts))
     return Hits(rows, conversations.astype(np.int64), scores, units.astype(np.int64), skipped)
 
-# %% ../../nbs/retrieval/03_dense.ipynb #7acb3e53
+# %% ../../nbs/retrieval/03_dense.ipynb #b37a657c
 def _check(queries: np.ndarray, units: np.ndarray, conversation: np.ndarray, ids: Sequence[str], k: int) -> None:
     if queries.ndim != 2 or units.ndim != 2 or queries.shape[1] != units.shape[1] or not queries.shape[1]:
         raise CdrError(f"query vectors of shape {queries.shape} and unit vectors of shape {units.shape} do not fit: "
@@ -231,12 +242,13 @@ def _tile(budget: int, dim: int, workers: int, on_cpu: bool) -> tuple[int, int]:
 class _Tile(NamedTuple):
     start: int  # first unit
     stop: int
-    vectors: Any  # 32-bit tensor; vectors that cannot rank are zero
+    vectors: Any  # tensor; vectors that cannot rank are zero
     broken: Any  # tensor of the positions of those
     longest: float  # length of the longest vector
+    rounding: float  # length of the longest rounding error
 
 
-def _read(vectors: np.ndarray, start: int, stop: int, device) -> _Tile:
+def _read(vectors: np.ndarray, start: int, stop: int, device, half: bool) -> _Tile:
     import torch
 
     tile = np.array(vectors[start:stop], dtype=vectors.dtype.newbyteorder("="))  # a copy: it is changed below
@@ -244,7 +256,9 @@ def _read(vectors: np.ndarray, start: int, stop: int, device) -> _Tile:
     lengths = torch.linalg.vector_norm(tile, dim=1, dtype=torch.float64)
     broken = torch.nonzero(~(torch.isfinite(lengths) & (lengths > 0)))[:, 0]
     tile[broken], lengths[broken] = 0, 0
-    return _Tile(start, stop, tile.to(device), broken.to(device), float(lengths.max()))
+    rounded = tile.bfloat16() if half else tile
+    rounding = float(torch.linalg.vector_norm(tile - rounded, dim=1).max()) * 1.001 if half else 0.0
+    return _Tile(start, stop, rounded.to(device), broken.to(device), float(lengths.max()), rounding)
 
 
 def _scan(pools: list[_Candidates], first: np.ndarray, width: int, device, workers: int) -> int:
@@ -264,11 +278,16 @@ def _scan(pools: list[_Candidates], first: np.ndarray, width: int, device, worke
     # Each worker has queries of its own and computes on one thread: what follows the product runs in parallel too.
     with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as executor:
         try:
-            ahead = executor.submit(_read, vectors, *bounds[:2], device)
+            half = device.type == "cpu" and _half_is_faster(pools, vectors)
+            if half:
+                queries = [rows.bfloat16() for rows in queries]
+                for pool, rows in zip(pools, queries):
+                    pool.half, pool.rounding = True, _lengths(pool.queries - rows.float().numpy())
+            ahead = executor.submit(_read, vectors, *bounds[:2], device, half)
             for start, stop, after in zip(bounds, bounds[1:], [*bounds[2:], None]):
                 tile = ahead.result()
                 # The next tile is read while this one is searched.
-                ahead = executor.submit(_read, vectors, stop, after, device) if after else None
+                ahead = executor.submit(_read, vectors, stop, after, device, half) if after else None
                 if tile.longest * longest_query > 1e37:
                     raise CdrError(f"vectors of length {longest_query:.0e} and {tile.longest:.0e} overflow 32-bit "
                                    "scores: normalise them to length 1")
@@ -287,7 +306,7 @@ def _offer(pool: _Candidates, queries, tile: _Tile, begins: np.ndarray, cut: int
     import torch
 
     width = tile.stop - tile.start
-    pool.longest = max(pool.longest, tile.longest)
+    pool.longest, pool.unit_rounding = max(pool.longest, tile.longest), max(pool.unit_rounding, tile.rounding)
     scores = queries @ tile.vectors.T
     if len(tile.broken):
         scores[:, tile.broken] = -torch.inf
@@ -296,24 +315,42 @@ def _offer(pool: _Candidates, queries, tile: _Tile, begins: np.ndarray, cut: int
         rows, units = torch.from_numpy(pool.exclude[near:far].T - [[0], [tile.start]]).to(scores.device)
         scores[rows, units] = -torch.inf
     if not tile.start:
-        pool.kth = _kth_peak(scores.cpu().numpy(), begins, pool.k)
-    mask = (scores >= torch.from_numpy(pool.lower()).to(scores.device)[:, None]).flatten()
+        pool.kth = _kth_peak(scores.float().cpu().numpy(), begins, pool.k)
+    mask = (scores >= torch.from_numpy(pool.below(pool.kth)).to(scores)[:, None]).flatten()
     # On a CPU, numpy finds the few set ones in a long mask faster than torch does.
     found = torch.from_numpy(np.flatnonzero(mask.numpy())) if mask.device.type == "cpu" else mask.nonzero()[:, 0]
-    values, found = scores.flatten()[found].cpu().numpy(), found.cpu().numpy()
+    values, found = scores.flatten()[found].float().cpu().numpy(), found.cpu().numpy()
     ends = np.searchsorted(found, np.arange(len(queries) + 1) * width)
     # Usually one step; where nearly everything is found, in steps that bound the memory.
     step = len(queries) if len(found) < 1 << 18 else max(1, (1 << 18) // width)
     for top in range(0, len(queries), step):
         sizes = np.diff(ends[top:top + step + 1])
-        rows = np.repeat(np.arange(top, top + len(sizes)), sizes)
+        rows = np.repeat(np.arange(top, top + len(sizes), dtype=np.int32), sizes)
         some = slice(ends[top], ends[top + len(sizes)])
-        pool.add(rows, found[some] - rows * width + tile.start, values[some], cut)
+        units = (found[some] % width + tile.start).astype(np.int32)
+        pool.add(rows, units, values[some], cut)
+
+
+def _half_is_faster(pools: list[_Candidates], vectors: np.ndarray) -> bool:
+    "Try products in bfloat16: some processors have instructions for them, others only imitate them."
+    import torch
+
+    if sum(len(pool.queries) for pool in pools) * len(vectors) < 1 << 24:
+        return False
+    queries = torch.from_numpy(pools[0].queries[:256])
+    units = torch.from_numpy(np.array(vectors[:1024], dtype=np.float32)).nan_to_num(0, 0, 0)
+    sides = {False: (queries, units.T), True: (queries.bfloat16(), units.bfloat16().T)}
+    seconds = {False: math.inf, True: math.inf}
+    for half in (False, True) * 3:
+        begin = time.perf_counter()
+        sides[half][0] @ sides[half][1]
+        seconds[half] = min(seconds[half], time.perf_counter() - begin)
+    return seconds[True] < 0.8 * seconds[False]
 
 
 def _kth_peak(scores: np.ndarray, first: np.ndarray, k: int) -> np.ndarray:
-    "The k-th best conversation of each row of a tile; -inf where there are fewer."
+    "The k-th best conversation of each row of a tile; the lowest number where there are fewer."
     if len(first) < k:
-        return np.full(len(scores), -np.inf)
+        return np.full(len(scores), _LOWEST, dtype=np.float64)
     peaks = np.maximum.reduceat(scores, first, axis=1)
-    return np.partition(peaks, len(first) - k, axis=1)[:, len(first) - k]
+    return np.partition(peaks, len(first) - k, axis=1)[:, len(first) - k].clip(_LOWEST).astype(np.float64)

@@ -84,13 +84,16 @@ def best_times(repeats: int, *calls) -> list[tuple[float, object]]:
 
 
 _CHILD = """
-import json, resource, sys
+import resource, sys
 import numpy as np
 from cdr_lib.retrieval.dense import dense_topk
 queries, units, owner = (np.load(f"{sys.argv[1]}/{name}.npy") for name in ("queries", "units", "owner"))
 hits = dense_topk(queries, units, owner, [f"c{i:07}" for i in range(int(owner[-1]) + 1)], k=int(sys.argv[2]))
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(json.dumps(peak / 2**20 if sys.platform == "darwin" else peak / 2**10))
+if sys.platform == "linux":  # getrusage would count the parent's memory at the time of the fork
+    peak = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM")) / 2**10
+else:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+print(peak)
 """
 
 
@@ -101,7 +104,7 @@ def peak_mib(queries, units, owner, k: int) -> float:
             np.save(f"{folder}/{name}.npy", array)
         child = subprocess.run([sys.executable, "-c", _CHILD, folder, str(k)], stdout=subprocess.PIPE, text=True,
                                check=True)
-    return json.loads(child.stdout.splitlines()[-1])
+    return float(child.stdout.splitlines()[-1])
 
 
 def against_semantic_search(quick: bool) -> list[dict]:
