@@ -46,7 +46,7 @@ def bench(quick: bool = False) -> list[dict]:
     from cdr_lib.core.models import packaged_minilm
     from cdr_lib.retrieval.segment import segment
 
-    name, conversations = corpus(10 if quick else 150)
+    name, conversations = corpus(10 if quick else 100)
     units = [segment(conversations, granularity, k=3).texts for granularity in GRANULARITIES]
     texts = [text for part in units for text in part]
     distinct = list(dict.fromkeys(texts))
