@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['exact_scores', 'parse_bytes', 'dense_topk']
 
-# %% ../../nbs/retrieval/03_dense.ipynb #fa272c51
+# %% ../../nbs/retrieval/03_dense.ipynb #6caef837
 import math
 import re
 import time
@@ -19,16 +19,16 @@ import numpy as np
 from ..core.config import CdrError
 from .run import Hits, first_units, id_places, ranking
 
-# %% ../../nbs/retrieval/03_dense.ipynb #e632de01
+# %% ../../nbs/retrieval/03_dense.ipynb #805cefd0
 def exact_scores(
     queries: np.ndarray,  # [pairs, dim], or [dim] for all
     units: np.ndarray,  # [pairs, dim]
 ) -> np.ndarray:  # float32 [pairs]
     "Inner products of pairs of vectors, summed in double precision and rounded once."
-    sums = np.einsum("...d,...d->...", queries.astype(np.float64), units.astype(np.float64))
-    return sums.astype(np.float32)
+    queries, units = np.asarray(queries, dtype=np.float64), np.asarray(units, dtype=np.float64)
+    return np.einsum("...d,...d->...", queries, units).astype(np.float32)
 
-# %% ../../nbs/retrieval/03_dense.ipynb #f555106d
+# %% ../../nbs/retrieval/03_dense.ipynb #c30be9c0
 _LOWEST = np.finfo(np.float32).min
 
 
@@ -60,7 +60,7 @@ class _Candidates:
         self.lengths, self.rounding = _lengths(queries), np.zeros(len(queries))
         self.longest, self.unit_rounding = 0.0, 0.0  # of the units so far
         self.half = False
-        self.kth = np.full(len(queries), _LOWEST, dtype=np.float64)  # a lower bound of the k-th best score of each query
+        self.kth = np.full(len(queries), _LOWEST, dtype=np.float64)  # lower bound of the k-th best score of a query
         self.rows, self.units = np.empty(0, np.int32), np.empty(0, np.int32)
         # One candidate of each conversation leads: only these are counted for the k-th best.
         self.scores, self.leads, self.exact = np.empty(0, np.float32), np.empty(0, bool), np.empty(0, bool)
@@ -88,7 +88,7 @@ class _Candidates:
         leads = _changes(rows, owner) & (owner != cut)
         self.waiting.append((rows, units, scores, leads, np.zeros(len(rows), bool)))
         self.n_waiting += len(rows)
-        if self.n_waiting > max(len(self.rows), self.k * len(self.queries)):
+        if self.n_waiting > max(len(self.rows), 2 * self.k * len(self.queries)):
             self.prune()
             if len(self.rows) > self.limit:
                 self.settle()
@@ -120,13 +120,17 @@ class _Candidates:
         "Replace computed scores by exact ones, and cut to the best `k` conversations of each query, in order."
         order = np.argsort((self.rows.astype(np.int64) << 32) + self.units)
         rows, units, scores, exact = self.rows[order], self.units[order], self.scores[order], self.exact[order]
-        todo, step = np.flatnonzero(~exact), max(1, (1 << 16) // self.queries.shape[1])
+        todo = np.flatnonzero(~exact)
         begins = np.flatnonzero(np.diff(rows[todo], prepend=-1))
+        # One small buffer for all: it stays in the cache.
+        buffer = np.empty((max(1, (1 << 15) // self.queries.shape[1]), self.queries.shape[1]))
         for start, stop in zip(begins, [*begins[1:], len(todo)]):
-            query = self.queries[rows[todo[start]]]
-            for low in range(start, stop, step):
-                chunk = todo[low:min(low + step, stop)]
-                scores[chunk] = exact_scores(query, self.vectors[units[chunk]].astype(np.float32, copy=False))
+            query = self.queries[rows[todo[start]]].astype(np.float64)
+            for low in range(start, stop, len(buffer)):
+                chunk = todo[low:min(low + len(buffer), stop)]
+                # Through 32 bits, as in the product.
+                buffer[:len(chunk)] = self.vectors[units[chunk]].astype(np.float32, copy=False)
+                scores[chunk] = exact_scores(query, buffer[:len(chunk)])
         if len(rows):
             owner = self.conversation[units]
             best = np.flatnonzero(scores == _peaks(rows, owner, scores))
@@ -139,7 +143,7 @@ class _Candidates:
         full = np.flatnonzero(counts == self.k)
         self.kth[full] = scores[np.cumsum(counts)[full] - 1]
 
-# %% ../../nbs/retrieval/03_dense.ipynb #ead7cd26
+# %% ../../nbs/retrieval/03_dense.ipynb #43d43bd7
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -202,7 +206,7 @@ def dense_topk(
     rows, conversations, scores, units = (np.concatenate(column) for column in zip(*parts))
     return Hits(rows, conversations.astype(np.int64), scores, units.astype(np.int64), skipped)
 
-# %% ../../nbs/retrieval/03_dense.ipynb #b37a657c
+# %% ../../nbs/retrieval/03_dense.ipynb #6feed114
 def _check(queries: np.ndarray, units: np.ndarray, conversation: np.ndarray, ids: Sequence[str], k: int) -> None:
     if queries.ndim != 2 or units.ndim != 2 or queries.shape[1] != units.shape[1] or not queries.shape[1]:
         raise CdrError(f"query vectors of shape {queries.shape} and unit vectors of shape {units.shape} do not fit: "
