@@ -2,6 +2,8 @@
 import gzip
 import itertools
 import math
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from rank_bm25 import BM25Okapi
 
 from cdr_lib.core.config import CdrError
 from cdr_lib.core.conversation import Conversation, is_blank, render
+from cdr_lib.core.sources import load_source
 from cdr_lib.core.store import Store
 from cdr_lib.retrieval import dense
 from cdr_lib.retrieval.bm25 import BM25, tokenize
@@ -515,3 +518,44 @@ def test_a_reranker_that_breaks_its_promise(scores):
     corpus = [Conversation.make(name, ("user", name)) for name in "ab"]
     with pytest.raises(CdrError, match="table"):
         rerank(Run.from_dict({"q": {"a": 1, "b": 2}}), {"q": "?"}, corpus, Broken({}))
+
+
+# -- Real conversations ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dialogues():
+    folder = os.environ.get("CDR_DATA")
+    if not folder:
+        pytest.skip("CDR_DATA is not set: the folder of the public corpora")
+    path = Path(folder) / "sgd" / "sgd_test.jsonl"
+    if not path.is_file():
+        pytest.skip("no sgd/sgd_test.jsonl in CDR_DATA")
+    return list(itertools.islice(load_source("sgd", path), 400))
+
+
+@pytest.mark.real
+def test_real_messages_score_as_in_rank_bm25(dialogues):
+    units = segment(dialogues, "turn")
+    queries = units.texts[::400]
+    reference = BM25Okapi([tokenize(text) for text in units.texts])
+    expected = np.array([reference.get_scores(tokenize(query)) for query in queries])
+    assert BM25(units.texts, "okapi").scores(queries).toarray() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("encoder", ["bm25", "hash"])
+def test_real_messages_find_their_conversation_unless_excluded(dialogues, encoder):
+    units = segment(dialogues, "turn")
+    rows = range(0, len(units), 501)
+    names = [units.conversation_ids[units.conversation[row]] for row in rows]
+    queries = {str(row): units.texts[row] for row in rows}
+    sources = {str(row): (name, int(units.start[row])) for row, name in zip(rows, names)}
+    run = search(queries, units, encoder, progress=False)
+    for row, name in zip(rows, names):
+        found = dict(run[str(row)])
+        # The same sentence may stand in other conversations: they tie at the top, perhaps down to the last hit.
+        assert found.get(name, min(found.values())) == pytest.approx(max(found.values()), abs=1e-6)
+    without = search(queries, units, encoder, exclude=sources, progress=False)
+    assert without.meta["excluded_pairs"] == len(rows)
+    assert all(unit != int(without.queries[row]) for row, unit in zip(without.rows, without.units))

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Source', 'excluded_pairs', 'search', 'best_units']
 
-# %% ../../nbs/retrieval/04_search.ipynb #766e3f5e
+# %% ../../nbs/retrieval/04_search.ipynb #36e86cf4
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -20,7 +20,7 @@ from .dense import dense_topk
 from .run import Run
 from .segment import Units, segment
 
-# %% ../../nbs/retrieval/04_search.ipynb #28eff910
+# %% ../../nbs/retrieval/04_search.ipynb #a33d69b8
 Source = str | tuple[str, int]  # a conversation, or one message of it
 
 
@@ -44,7 +44,7 @@ def excluded_pairs(
             pairs += [(number[query], unit) for unit in inside]
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)
 
-# %% ../../nbs/retrieval/04_search.ipynb #fe90801b
+# %% ../../nbs/retrieval/04_search.ipynb #eb1dd38e
 def search(
     queries: Mapping[str, str],  # {query id: text}; a blank text finds nothing
     corpus: Units | Mapping[str, Conversation] | Iterable[Conversation],
@@ -105,7 +105,7 @@ def _units(corpus: Units | Mapping[str, Conversation] | Iterable[Conversation], 
             raise CdrError(f"{what} {asked!r} was asked for, but the units given were cut with {given!r}")
     return corpus
 
-# %% ../../nbs/retrieval/04_search.ipynb #1e936d39
+# %% ../../nbs/retrieval/04_search.ipynb #a28e1578
 def best_units(
     run: Run,  # from `search`
     corpus: Units | Mapping[str, Conversation] | Iterable[Conversation],  # the one that was searched
