@@ -431,7 +431,7 @@ def test_latex_escape_is_complete_and_stays_on_one_line():
 
 def test_a_table_written_by_hand():
     table = Table(("system", "P@1"), ((Cell("a"), Cell("0.5000", True, "▲")), (Cell("b"), Cell("–"))), ("n = 2",))
-    assert table.to_markdown() == "| system | P\\@1 |\n| :-- | --: |\n| a | **0.5000**▲ |\n| b | – |\n\nn \\= 2\n"
+    assert table.to_markdown() == "| system | P@1 |\n| :-- | --: |\n| a | **0.5000**▲ |\n| b | – |\n\nn = 2\n"
     assert table.to_latex() == ("\\begin{tabular}{lr}\n\\toprule\nsystem & P@1 \\\\\n\\midrule\n"
                                 "a & \\textbf{0.5000}$^{\\uparrow}$ \\\\\nb & -- \\\\\n\\bottomrule\n\\end{tabular}\n"
                                 "\\par\\footnotesize n = 2\n")

@@ -6,7 +6,7 @@
 __all__ = ['ROLES', 'RENDERINGS', 'BadRecord', 'is_blank', 'Turn', 'Conversation', 'render', 'content_hash', 'escape_html',
            'escape_md', 'conversation_html']
 
-# %% ../../nbs/core/01_conversation.ipynb #0565e23b
+# %% ../../nbs/core/01_conversation.ipynb #f70038cc
 import html
 import re
 import unicodedata
@@ -16,7 +16,7 @@ from typing import Any
 
 from .config import CdrError, text_hash
 
-# %% ../../nbs/core/01_conversation.ipynb #3d51da48
+# %% ../../nbs/core/01_conversation.ipynb #a7a142a7
 ROLES = ("user", "assistant", "system", "tool")
 
 
@@ -27,12 +27,12 @@ class BadRecord(CdrError):
         self.reason, self.where = reason, where
         super().__init__(f"{where}: {reason}" if where else reason)
 
-# %% ../../nbs/core/01_conversation.ipynb #5727b9a7
+# %% ../../nbs/core/01_conversation.ipynb #df4069b5
 def is_blank(text: str) -> bool:
     "True when `text` shows nothing: only white space, format (Cf) and control (Cc) characters."
     return all(char.isspace() or unicodedata.category(char) in ("Cf", "Cc") for char in text)
 
-# %% ../../nbs/core/01_conversation.ipynb #3447185e
+# %% ../../nbs/core/01_conversation.ipynb #a4a81747
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -93,7 +93,7 @@ def _check_fields(row: Mapping, needed: set, optional: set, what: str) -> None:
         raise BadRecord(f"{what} has unknown fields {', '.join(sorted(map(str, unknown)))}: "
                         f"known are {', '.join(sorted(needed | optional))}")
 
-# %% ../../nbs/core/01_conversation.ipynb #014cac5a
+# %% ../../nbs/core/01_conversation.ipynb #47357d53
 @dataclass(frozen=True)
 class Conversation:
     "A sequence of turns with an id. `meta` describes it, `labels` annotate it (for building and judging, never searched)."
@@ -163,7 +163,7 @@ class Conversation:
         lines = (f"**{turn.role}:** {escape_md(turn.text)}" for turn in self.turns)
         return f"**{escape_md(self.id)}**\n\n" + "\n\n".join(lines)
 
-# %% ../../nbs/core/01_conversation.ipynb #ea9d899e
+# %% ../../nbs/core/01_conversation.ipynb #465392ec
 RENDERINGS = ("plain", "text")
 
 
@@ -178,31 +178,35 @@ def render(
         return "\n".join(turn.text for turn in turns)
     raise CdrError(f"rendering {rendering!r} is unknown: it must be one of {', '.join(RENDERINGS)}")
 
-# %% ../../nbs/core/01_conversation.ipynb #aa37e627
+# %% ../../nbs/core/01_conversation.ipynb #e03d19c5
 def content_hash(conversation: Conversation) -> str:  # 64 hexadecimal digits
     "Hash of what was said and by whom, NFC-normalised; ids and annotations do not count."
     parts = (part for turn in conversation.turns for part in (turn.role, unicodedata.normalize("NFC", turn.text)))
     return text_hash(*parts)
 
-# %% ../../nbs/core/01_conversation.ipynb #36e45952
+# %% ../../nbs/core/01_conversation.ipynb #4b9287c6
 def escape_html(text: str) -> str:
     "Text as HTML content or attribute value: no markup. Around it, class `mathjax_ignore` keeps mathematics out."
     return html.escape(text, quote=True).replace("$", "&#36;").replace("\\", "&#92;").replace("`", "&#96;")
 
 
-_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|~:>=^@])")
+# Anywhere in a line, and at its beginning (lists, headings, quotes, fences).
+_MARKDOWN = re.compile(r"[\\`*_{}\[\]#|~!^]|^ *[-+=:]|^ *\d+(?=[.)])(?P<number>)", re.MULTILINE)
+
+
+def _escaped(match: re.Match) -> str:
+    return match[0] + "\\" if match["number"] is not None else match[0][:-1] + "\\" + match[0][-1]
 
 
 def escape_md(text: str) -> str:
     "Text as inline Markdown, in a paragraph or a table cell: no markup, no HTML, no mathematics, line breaks kept."
     text = re.sub("\r\n|[\r\n\v\f\x1c-\x1e\x85\u2028\u2029]", "\n", text)
-    text = html.escape(text, quote=False).replace("$", "&#36;")
-    # Entities stay whole; everything else that Markdown could read is taken literally.
-    parts = re.split(r"(&(?:amp|lt|gt|#36);)", text)
-    text = "".join(part if i % 2 else _MARKDOWN.sub(r"\\\1", part) for i, part in enumerate(parts))
-    return text.replace("\n", "<br>")
+    # Indentation would make a line a block of code.
+    text = _MARKDOWN.sub(_escaped, re.sub(r"^ *\t[ \t]*|^ {4,}", "   ", text, flags=re.MULTILINE))
+    # After the backslashes, since an entity holds a number sign.
+    return html.escape(text, quote=False).replace("$", "&#36;").replace("\n", "<br>")
 
-# %% ../../nbs/core/01_conversation.ipynb #cf01a100
+# %% ../../nbs/core/01_conversation.ipynb #c3b0584e
 _COLOURS = {"user": "#0173b2", "assistant": "#de8f05", "system": "#949494", "tool": "#949494"}
 
 
