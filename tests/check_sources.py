@@ -48,7 +48,7 @@ def main() -> None:
     for path in notebooks():
         strip_outputs(path)
     run("nbdev_clean")
-    run("python", "-c", "from cdr_lib.reporting.site import write_readme; write_readme()")
+    run("python", "-c", "from cdr_lib.reporting.book import write_readme; write_readme()")
     after = snapshot()
     changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
     if changed and "--write" not in sys.argv:

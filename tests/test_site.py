@@ -13,7 +13,8 @@ from cdr_lib.core.collection import TASK_AREAS, Collection
 from cdr_lib.core.config import project_root, write_json, write_text
 from cdr_lib.core.conversation import Conversation
 from cdr_lib.core.layouts import write_cdr
-from cdr_lib.reporting.site import SiteError, build_site, check_site, readme, write_readme
+from cdr_lib.reporting.book import SiteError, readme, write_readme
+from cdr_lib.reporting.site import build_site, check_site
 from cdr_lib.reporting.tables import Table
 
 from .browser import browse
