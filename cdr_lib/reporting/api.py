@@ -6,17 +6,17 @@
 __all__ = ['Parameter', 'Entry', 'Module', 'read_module', 'read_package', 'literal_md', 'summary_md', 'parameter_table',
            'entry_md', 'module_md']
 
-# %% ../../nbs/reporting/08_api.ipynb #ac97f480
+# %% ../../nbs/reporting/08_api.ipynb #56473843
 import ast
 import copy
 import io
 import re
 import tokenize
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-# %% ../../nbs/reporting/08_api.ipynb #f6e3ad3d
+# %% ../../nbs/reporting/08_api.ipynb #e3c777e5
 @dataclass(frozen=True)
 class Parameter:
     "One row of a parameter table; each part is source text, empty where there is none."
@@ -49,7 +49,7 @@ class Module:
     blurb: str
     entries: tuple[Entry, ...]
 
-# %% ../../nbs/reporting/08_api.ipynb #987837f1
+# %% ../../nbs/reporting/08_api.ipynb #a3f9281c
 def _comments(source: str) -> tuple[dict[int, str], set[int]]:
     "Comments by line, and the lines that hold nothing but a comment."
     found, alone = {}, set()
@@ -71,7 +71,7 @@ def _comment_for(line: int, last: int, comments: dict[int, str], alone: set[int]
         above.append(comments[line])
     return " ".join(reversed(above))
 
-# %% ../../nbs/reporting/08_api.ipynb #20fa8d8f
+# %% ../../nbs/reporting/08_api.ipynb #8a0a5b3a
 def _imported(tree: ast.Module, module: str) -> dict[str, str]:
     "Local name -> full dotted name, for what the module defines itself and what it imports from its own package."
     package = module.partition(".")[0]
@@ -123,7 +123,7 @@ def _signature(node: ast.FunctionDef, names: Mapping[str, str], bound: bool) -> 
     returns = f" -> {ast.unparse(qualify.visit(node.returns))}" if node.returns else ""
     return f"({ast.unparse(arguments)}){returns}"
 
-# %% ../../nbs/reporting/08_api.ipynb #7c6f9d8a
+# %% ../../nbs/reporting/08_api.ipynb #44fb648d
 class _Reader:
     "Turns the syntax tree of one module into entries."
 
@@ -236,7 +236,7 @@ def _makes_constructor(node: ast.ClassDef, bases: tuple[str, ...]) -> bool:
     marks = [ast.unparse(mark.func if isinstance(mark, ast.Call) else mark) for mark in node.decorator_list]
     return any(name.rpartition(".")[2] in ("dataclass", "NamedTuple") for name in (*marks, *bases))
 
-# %% ../../nbs/reporting/08_api.ipynb #c0587958
+# %% ../../nbs/reporting/08_api.ipynb #b56579f2
 def read_module(
     path: str | Path,  # the exported file
     name: str,  # its dotted name
@@ -269,14 +269,15 @@ def read_package(
                 found[name] = module
     return found
 
-# %% ../../nbs/reporting/08_api.ipynb #9609b5a0
+# %% ../../nbs/reporting/08_api.ipynb #56217f57
 def literal_md(
     text: str,
     cell: bool = False,  # for a table cell: also pipes and line breaks
+    link: Callable[[str], str] = str,  # what stands instead of code in backticks, such as a link to an entry
 ) -> str:  # MyST Markdown
     "Docstring text as Markdown: code in backticks stays code, indented blocks stay blocks, all else is literal."
     parts = re.split(r"((?:^|(?<=\n))    [^\n]*|``[^`]+``|`[^`\n]+`)", text)
-    parts = [part if i % 2 else re.sub(r"([\\*_$<\[\]~^{}])", r"\\\1", part) for i, part in enumerate(parts)]
+    parts = [link(part) if i % 2 else re.sub(r"([\\*_$<\[\]~^{}])", r"\\\1", part) for i, part in enumerate(parts)]
     text = "".join(parts)
     return re.sub(r"\s*\n\s*", " ", text.replace("|", "\\|")) if cell else text
 
@@ -293,13 +294,16 @@ def _code(text: str) -> str:
     return f"`{text}`".replace("|", "\\|") if text else ""
 
 
-def parameter_table(rows: Iterable[Parameter]) -> str:
+def parameter_table(
+    rows: Iterable[Parameter],
+    link: Callable[[str], str] = str,  # see `literal_md`
+) -> str:
     "Markdown table of parameters; columns without content are left out, and so is a table that would say nothing new."
     rows = list(rows)
     if not any(row.comment for row in rows):
         return ""
-    cells = [(f"**{row.name}**" if row.name == "returns" else _code(row.name), _code(row.annotation), _code(row.default),
-              literal_md(row.comment, cell=True)) for row in rows]
+    cells = [(f"**{row.name}**" if row.name == "returns" else _code(row.name), link(_code(row.annotation)), _code(row.default),
+              literal_md(row.comment, True, link)) for row in rows]
     heads = ("parameter", "type", "default", "meaning")
     kept = [i for i in range(4) if any(cell[i] for cell in cells)]
     lines = [[heads[i] for i in kept], ["---"] * len(kept), *([cell[i] for i in kept] for cell in cells)]
@@ -313,8 +317,8 @@ def entry_md(
     entry: Entry,
     source_url: str,  # address of the module's file; the line is appended as `#L12`
     notebook: str = "",  # label of the cell that defines it, for a link to the notebook
+    link: Callable[[str], str] = str,  # see `literal_md`
     colons: int = 7,  # fence length: a fence holds only shorter ones
-    members: bool = True,
 ) -> str:  # MyST Markdown
     "One API entry: signature, links to its source and its notebook, docstring, parameter table, members."
     kind, option = _DIRECTIVES.get(entry.kind, (entry.kind, ""))
@@ -335,11 +339,10 @@ def entry_md(
     body = [f":::{{div}} api-links\n{links}\n:::"]
     bases = [base for base in entry.bases if base not in ("object", "Protocol", "NamedTuple")]
     if bases:
-        body.append("Kind of " + ", ".join(f"`{base}`" for base in bases) + ".")
+        body.append("Kind of " + ", ".join(link(f"`{base}`") for base in bases) + ".")
     rows = [row for row in entry.parameters if kind != "property"]
-    body += [literal_md(entry.doc), parameter_table(rows)]
-    if members:
-        body += [entry_md(member, source_url, colons=colons - 1, members=False) for member in entry.members]
+    body += [literal_md(entry.doc, link=link), parameter_table(rows, link)]
+    body += [entry_md(member, source_url, link=link, colons=colons - 1) for member in entry.members]
     text = "\n\n".join(part for part in body if part)
     return "\n".join([f"{fence}{{py:{kind}}} {signature}", *options, "", text, fence])
 
@@ -353,11 +356,12 @@ def module_md(
     module: Module,
     source_url: str,  # address of the module's file
     notebooks: Mapping[str, str] | None = None,  # name of an entry -> label of the cell that defines it
+    link: Callable[[str], str] = str,  # see `literal_md`
 ) -> str:  # MyST Markdown
     "A module's page: its blurb, an overview of its names, its entries."
     notebooks = notebooks or {}
     short = module.name.partition(".")[2]
     overview = [f"| {{py:obj}}`{entry.name} <{module.name}.{entry.name}>` | {summary_md(entry)} |" for entry in module.entries]
-    entries = [entry_md(entry, source_url, notebooks.get(entry.name, "")) for entry in module.entries]
+    entries = [entry_md(entry, source_url, notebooks.get(entry.name, ""), link) for entry in module.entries]
     return "\n\n".join([f"# {short}", f"> {literal_md(module.blurb)}" if module.blurb else "",
                         f"```{{py:module}} {module.name}\n```", "\n".join(["| name | what it is |", "|---|---|", *overview]), *entries]) + "\n"

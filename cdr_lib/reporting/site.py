@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['section_pages', 'front_page', 'api_pages', 'report_pages', 'with_runs', 'check_site', 'build_site', 'main']
 
-# %% ../../nbs/reporting/10_site.ipynb #83c4fd3e
+# %% ../../nbs/reporting/10_site.ipynb #0c1bc8ce
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from importlib.util import find_spec
@@ -27,7 +27,7 @@ from cdr_lib.reporting.book import (
     SECTIONS, Converter, Page, Project, SiteError, find_pages, flatten, read_project, run_all, run_notebook, section_title,
     without_colours)
 
-# %% ../../nbs/reporting/10_site.ipynb #9cd8385d
+# %% ../../nbs/reporting/10_site.ipynb #c0b73bfc
 def _toctree(names: Sequence[str]) -> str:
     return "\n".join(["```{toctree}", ":hidden:", "", *(f"/{name}" for name in names), "```"])
 
@@ -83,13 +83,14 @@ def api_pages(
     modules: Mapping[str, Module],
     files: str,  # address of the repository's files
     labels: Mapping[str, str],  # full name of an export -> label of the cell that defines it
+    link: Callable[[str], str] = str,  # a code span -> what stands there instead, such as a link
 ) -> dict[str, str]:  # address -> MyST Markdown
     "One page per module, and the index of all of them."
     found, rows = {}, {}
     for name, module in modules.items():
         short = name.partition(".")[2]
         cells = {entry.name: labels[full] for entry in module.entries if (full := f"{name}.{entry.name}") in labels}
-        found[f"api/{short}"] = module_md(module, f"{files}/{name.replace('.', '/')}.py", cells)
+        found[f"api/{short}"] = module_md(module, f"{files}/{name.replace('.', '/')}.py", cells, link)
         links = ", ".join(f"{{py:obj}}`{entry.name} <{name}.{entry.name}>`" for entry in module.entries)
         rows.setdefault(short.rpartition(".")[0], {})[f"api/{short}"] = f"| {{py:mod}}`{short} <{name}>` | {summary_md(module)} | {links} |"
     order = sorted(rows, key=lambda package: list(SECTIONS).index(package) if package in SECTIONS else len(SECTIONS))
@@ -99,7 +100,7 @@ def api_pages(
                                       _toctree([name for package in order for name in rows[package]]), *tables])
     return found
 
-# %% ../../nbs/reporting/10_site.ipynb #d0c5418b
+# %% ../../nbs/reporting/10_site.ipynb #b0d049d9
 def _described(folder: Path, order: Sequence[str]) -> list[tuple[Path, dict]]:
     "Result files that have a description, in the order in which the report made them."
     found = [(path, read_json(path)) for path in folder.glob("*.json")]
@@ -185,7 +186,7 @@ def _provenance_md(manifest: Mapping) -> str:
         runs.append(f"| {' | '.join(escape_md(str(cell)) for cell in cells)} |")
     return "\n\n".join(["# Provenance", "> What every number of the report rests on.", "\n".join(rows), "## Runs", "\n".join(runs)]) + "\n"
 
-# %% ../../nbs/reporting/10_site.ipynb #c8ea682d
+# %% ../../nbs/reporting/10_site.ipynb #49389978
 def _conf(project: Project) -> str:
     title, author = project.title, project.author
     options = {
@@ -260,7 +261,7 @@ def _sphinx(source: Path, work: Path) -> Path:
     write_text(names, listed)
     return pages
 
-# %% ../../nbs/reporting/10_site.ipynb #34039aa9
+# %% ../../nbs/reporting/10_site.ipynb #134b5dab
 _ACTIVE = ("script", "object", "embed", "form", "base", "frame")
 
 
@@ -330,7 +331,7 @@ def check_site(
                 problems.append(f"{path.relative_to(folder)}: no place {parts.fragment!r} in {parts.path or 'this page'}")
     return problems
 
-# %% ../../nbs/reporting/10_site.ipynb #63618f43
+# %% ../../nbs/reporting/10_site.ipynb #7dd4b81d
 def build_site(
     out: str | Path = "_docs",  # replaced as a whole; below the project unless absolute
     execute: bool = True,  # False: pages without outputs, for a quick look
@@ -382,7 +383,7 @@ def _source(project: Project, pages: Sequence[Page], notebooks: Mapping[Page, No
             failures.append(str(error))
     if failures:
         raise SiteError("\n".join(failures))
-    generated = section_pages(pages, list(results)) | api_pages(modules, project.files, converter.labels) | results
+    generated = section_pages(pages, list(results)) | api_pages(modules, project.files, converter.labels, converter.name) | results
     static = project.notebooks / "_static"
     files |= {f"{name}.md": text for name, text in generated.items()} | converter.assets | copies
     files |= {f"_static/{path.relative_to(static).as_posix()}": path for path in static.rglob("*") if path.is_file()}
@@ -403,7 +404,7 @@ def _publish(built: Path, out: Path) -> Path:
     shutil.rmtree(old, ignore_errors=True)
     return out
 
-# %% ../../nbs/reporting/10_site.ipynb #fca79468
+# %% ../../nbs/reporting/10_site.ipynb #474e541c
 def main() -> None:
     "Build the site (`python -m cdr_lib.reporting.site`); an error is one message and exit code 1."
     try:
@@ -411,7 +412,7 @@ def main() -> None:
     except CdrError as error:
         sys.exit(f"{type(error).__name__}: {error}")
 
-# %% ../../nbs/reporting/10_site.ipynb #559e0846
+# %% ../../nbs/reporting/10_site.ipynb #fa1d6d03
 #| eval: false
 if __name__ == "__main__":
     main()
