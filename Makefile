@@ -26,8 +26,8 @@ $(READY): settings.ini setup.py constraints.txt
 	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) has no venv module: install it (Debian, Ubuntu: the package python3-venv) and run make again"; exit 1; }
 	@echo "Setting up $(VENV) with the versions of constraints.txt (a few minutes, once)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --upgrade pip
-	@$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]'
+	@$(BIN)/python -m pip install -qq --upgrade pip
+	@$(BIN)/python -m pip install -qq -c constraints.txt -e '.[dev]'
 	@touch $@
 
 report: $(READY) ## every table and figure of PROFILE (sample, real, paper) under reports/
