@@ -190,7 +190,9 @@ def test_ctrl_c_leaves_what_is_done_and_no_process(project):
     import psutil
 
     write(project, "demo_sleep", "seconds: float = 0.0", "import time\ntime.sleep(seconds)")
-    script = ("from cdr_lib.reporting.run import *\n"
+    # Under a shell's background job the signal is ignored from birth.
+    script = ("import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+              "from cdr_lib.reporting.run import *\n"
               "print(run_profile(Profile('t', (Job('quick', 'demo_sleep'), Job('slow', 'demo_sleep', {'seconds': 60.0}))), workers=1))")
     command = [sys.executable, "-c", script]
     process = subprocess.Popen(command, cwd=project, env={**os.environ, "CDR_ROOT": str(project)}, stderr=subprocess.PIPE, text=True)
