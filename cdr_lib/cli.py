@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['evaluate', 'printable', 'search_corpus', 'report', 'parser', 'main']
 
-# %% ../nbs/cli.ipynb #13d30654
+# %% ../nbs/cli.ipynb #9233db18
 import argparse
 import os
 import re
@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import cdr_lib
-from .core.config import CdrError, cache_dir, json_dumps, nan_to_null, project_root, write_json, write_text
+from .core.config import CdrError, json_dumps, nan_to_null, write_json, write_text
 from .core.conversation import is_blank
 from .retrieval.segment import GRANULARITIES
 
-# %% ../nbs/cli.ipynb #87bedab5
+# %% ../nbs/cli.ipynb #bed8bc78
 def evaluate(args: argparse.Namespace) -> int:
     "Run `cdr evaluate`."
     from cdr_lib.core.collection import TASK_AREAS
@@ -66,7 +66,7 @@ def _baseline(text: str | None) -> str | tuple[str, str] | None:
     name, _, granularity = (text or "").rpartition(":")
     return (name, granularity) if granularity in GRANULARITIES and name else text
 
-# %% ../nbs/cli.ipynb #1add06d1
+# %% ../nbs/cli.ipynb #faf56e07
 def printable(
     text: str,
 ) -> str:  # line ends stay
@@ -127,7 +127,7 @@ def _shown_hit(hit: dict, conversation, colour: bool, context: int) -> str:
         lines.append(f"     ... {len(conversation) - last} later")
     return "\n".join(lines) + "\n"
 
-# %% ../nbs/cli.ipynb #ec21efe8
+# %% ../nbs/cli.ipynb #45454659
 def report(args: argparse.Namespace) -> int:
     "Run `cdr report`."
     from cdr_lib.reporting.index import write_index
@@ -151,7 +151,7 @@ def report(args: argparse.Namespace) -> int:
     print(portable(index))
     return exit_code(summary)
 
-# %% ../nbs/cli.ipynb #3b0378e7
+# %% ../nbs/cli.ipynb #8743868f
 def parser() -> argparse.ArgumentParser:
     "The argument parser of `cdr` with all commands."
     form = argparse.ArgumentDefaultsHelpFormatter
@@ -231,7 +231,7 @@ def _positive(text: str) -> int:
 def _natural(text: str) -> int:
     return 0 if text == "0" else _positive(text)
 
-# %% ../nbs/cli.ipynb #82725aba
+# %% ../nbs/cli.ipynb #ab57b10e
 def main(
     argv: Sequence[str] | None = None,  # default: the process's arguments
 ) -> int:  # exit code: 0 success, 1 error or failed report, 2 wrong call, 130 interrupted
