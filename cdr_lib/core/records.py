@@ -6,7 +6,7 @@
 __all__ = ['SURROGATES', 'ON_ERROR', 'one_of', 'settle_surrogates', 'parse_json', 'Record', 'open_bytes', 'existing_file',
            'json_lines', 'json_items', 'json_records', 'json_pairs', 'kind_of', 'excerpt', 'id_in', 'Reject', 'Rejects']
 
-# %% ../../nbs/core/02_records.ipynb #9924b62a
+# %% ../../nbs/core/02_records.ipynb #44ca8ded
 import dataclasses
 import gzip
 import io
@@ -25,7 +25,7 @@ import pandas as pd
 from .config import CdrError
 from .conversation import BadRecord, escape_html
 
-# %% ../../nbs/core/02_records.ipynb #010d72e2
+# %% ../../nbs/core/02_records.ipynb #ce857b72
 SURROGATES = ("reject", "replace")
 _LONE = re.compile("[\ud800-\udfff]")
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -122,7 +122,7 @@ def parse_json(
         # Decoded UTF-8 holds no surrogates, so only an escape can have made one.
         return settle_surrogates(value, surrogates) if _ESCAPED_SURROGATE.search(text) else (value, 0)
 
-# %% ../../nbs/core/02_records.ipynb #b0a09fbf
+# %% ../../nbs/core/02_records.ipynb #29b64dc1
 class Record(NamedTuple):
     "One entry of a file, read or not."
 
@@ -182,9 +182,10 @@ def json_lines(
             except _BadText as error:
                 yield Record(str(path), number, None, line, error.reason, at=error.at)
 
-# %% ../../nbs/core/02_records.ipynb #211d1c38
+# %% ../../nbs/core/02_records.ipynb #eddaa69d
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},"]', re.DOTALL)
 _SPACE = re.compile(r"[ \t\r\n]*")
+_ARRAY_VALUE = re.compile(r"[ \t\r\n]*:[ \t\r\n]*\[")
 _CHUNK = 1 << 20
 
 
@@ -206,9 +207,26 @@ def _item_end(text: str, start: int) -> int | None:
     return None
 
 
+def _array_under(text: str, key: str, start: int = 0) -> int | None:
+    "Where the array begins that the object at `start` holds under `key`."
+    depth, name = 0, json.dumps(key)
+    for token in _TOKEN.finditer(text, start):
+        sign = token[0]
+        if sign in "[{":
+            depth += 1
+        elif sign in "]}":
+            depth -= 1
+        elif depth == 1 and sign == name and (found := _ARRAY_VALUE.match(text, token.end())):
+            return found.end() - 1
+        if depth == 0 or sign == '"':
+            return None
+    return None
+
+
 def json_items(
     path: str | Path,  # UTF-8, one JSON array; gzip as in `json_lines`
     surrogates: str = "reject",  # see `parse_json`
+    under: str | None = None,  # the array is what one JSON object holds under this key, within its first MiB
 ) -> Iterator[Record]:
     "The items of a file that holds one JSON array, one at a time, in the memory of the largest item."
     with open_bytes(path) as raw:
@@ -241,8 +259,11 @@ def json_items(
         def broken(reason: str, end: int | None = None, at: int = 0) -> Record:
             return Record(str(path), line_here(), None, text[here:end], reason, at)
 
+        if under is not None and skip_space() == "{":
+            here = _array_under(text, under, here) or here
         if skip_space() != "[":
-            yield broken("not a JSON array: it must begin with [")
+            yield broken("not a JSON array: it must begin with [" if under is None else
+                         f"not a JSON object with an array under {under!r}")
             return
         here += 1
         if done := skip_space() == "]":
@@ -276,23 +297,29 @@ def json_items(
             yield (broken(problem, end, at) if problem else
                    Record(str(path), line_here(), value, item, replaced=replaced))
             done, here = text[end] == "]", end + 1
-        if skip_space():
+        rest = skip_space()
+        if under is None and rest:
             yield broken("text after the end of the array")
+        if under is not None and rest not in (",", "}"):
+            yield broken("the object does not end after its array: the file seems to be cut")
 
 
 def json_records(
     path: str | Path,
     surrogates: str = "reject",  # see `parse_json`
+    under: str | None = None,  # a third form: an object with the array under this key, as `{"data": [...]}`
 ) -> Iterator[Record]:
     "Records of a file that is either JSON Lines or one JSON array; a name with `.jsonl` is always the former."
     path = existing_file(path)
     if ".jsonl" in path.suffixes:
         return json_lines(path, surrogates)
     with open_bytes(path) as file:
-        head = file.read(4096).removeprefix(b"\xef\xbb\xbf").lstrip()
+        head = file.read(4096 if under is None else _CHUNK).removeprefix(b"\xef\xbb\xbf").lstrip()
+    if under is not None and _array_under(head.decode("utf-8", "replace"), under):
+        return json_items(path, surrogates, under)
     return (json_items if head.startswith(b"[") else json_lines)(path, surrogates)
 
-# %% ../../nbs/core/02_records.ipynb #a435fd48
+# %% ../../nbs/core/02_records.ipynb #c782cf8b
 class _Pairs(list):
     "A JSON object as it stands, repeated keys included."
 
@@ -327,7 +354,7 @@ def kind_of(value: Any) -> str:
     names = {str: "text", bool: "a truth value", int: "a number", float: "a number", list: "a list", type(None): "null"}
     return names.get(type(value), type(value).__name__)
 
-# %% ../../nbs/core/02_records.ipynb #1b765c5c
+# %% ../../nbs/core/02_records.ipynb #96005616
 ON_ERROR = ("raise", "collect")
 
 
