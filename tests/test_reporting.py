@@ -16,12 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdr_lib.core.config import CdrError, read_json
+from cdr_lib.core.tables import html_cell, latex_cell
 from cdr_lib.reporting.index import make_report
 from cdr_lib.reporting.parameters import BadParameter, check_parameters, plain_value
 from cdr_lib.reporting.provenance import Scrubber
 from cdr_lib.reporting.published import VERDICTS, beside_printed, load_published, other_collection, verdict
 from cdr_lib.reporting.run import Job, Profile, load_profiles, plan, run_profile
-from cdr_lib.reporting.tables import Table, html_cell, latex_cell
+from cdr_lib.reporting.tables import Table
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)
 PLAIN = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,

@@ -6,7 +6,7 @@
 __all__ = ['PALETTE', 'report_style', 'save_figure', 'grouped_bars', 'heat_map', 'metric_lines', 'share_bars', 'count_histogram',
            'quality_time']
 
-# %% ../../nbs/reporting/05_figures.ipynb #4a97c323
+# %% ../../nbs/reporting/05_figures.ipynb #22e712f9
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,9 +22,10 @@ from matplotlib.figure import Figure
 
 from ..core.config import CdrError, atomic_path, write_json
 from .provenance import portable, record
-from .tables import HOLE, _check_name, ordered, score_grid
+from ..core.tables import HOLE
+from .tables import _check_name, ordered, score_grid
 
-# %% ../../nbs/reporting/05_figures.ipynb #a5be0775
+# %% ../../nbs/reporting/05_figures.ipynb #bac66134
 PALETTE = tuple(sns.color_palette("colorblind").as_hex())
 _MARKERS = "osD^vPX<>*"
 _HATCHES = ("", "//", "..", "xx")
@@ -80,7 +81,7 @@ def _look(number: int) -> tuple[str, str, str]:  # colour, marker, hatch
     hatch = _HATCHES[number // len(PALETTE) % len(_HATCHES)]
     return PALETTE[number % len(PALETTE)], _MARKERS[number % len(_MARKERS)], hatch
 
-# %% ../../nbs/reporting/05_figures.ipynb #c682fdd1
+# %% ../../nbs/reporting/05_figures.ipynb #cd456779
 def grouped_bars(
     results: pd.DataFrame,  # long
     x: str,  # column of the groups, such as "area"
@@ -142,7 +143,7 @@ def _wrapped(text: str, width: int = 16) -> str:
 
     return "\n".join(textwrap.wrap(text, width, break_long_words=False)) or text
 
-# %% ../../nbs/reporting/05_figures.ipynb #49020f02
+# %% ../../nbs/reporting/05_figures.ipynb #9c1e83f0
 def heat_map(
     results: pd.DataFrame,  # long
     rows: str,
@@ -173,7 +174,7 @@ def heat_map(
         ax.set(xlabel="", ylabel="")
     return ax
 
-# %% ../../nbs/reporting/05_figures.ipynb #a6392c34
+# %% ../../nbs/reporting/05_figures.ipynb #73eab119
 def metric_lines(
     results: pd.DataFrame,  # long, one row per system and cut-off
     k: str,  # column of the cut-offs
@@ -197,7 +198,7 @@ def metric_lines(
         ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return ax
 
-# %% ../../nbs/reporting/05_figures.ipynb #3f2ff119
+# %% ../../nbs/reporting/05_figures.ipynb #7b33a280
 def share_bars(
     counts: Mapping[str, int],
     order: Sequence[str],
@@ -245,7 +246,7 @@ def count_histogram(
         ax.legend()
     return ax
 
-# %% ../../nbs/reporting/05_figures.ipynb #681537c3
+# %% ../../nbs/reporting/05_figures.ipynb #eb00e743
 def quality_time(
     results: pd.DataFrame,  # one row per point
     seconds: str,

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['VERDICTS', 'Printed', 'load_published', 'verdict', 'other_collection', 'beside_printed']
 
-# %% ../../nbs/reporting/07_published.ipynb #641fa6b9
+# %% ../../nbs/reporting/07_published.ipynb #b6312f43
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -14,9 +14,10 @@ import pandas as pd
 import yaml
 
 from ..core.config import CdrError, data_dir
-from .tables import HOLE, Table
+from ..core.tables import HOLE
+from .tables import Table
 
-# %% ../../nbs/reporting/07_published.ipynb #e8fd316f
+# %% ../../nbs/reporting/07_published.ipynb #7f55fda3
 @dataclass(frozen=True)
 class Printed:
     "One number of a paper."
@@ -58,7 +59,7 @@ def load_published(
             raise CdrError(f"{where}: 'printed' is not a number in quotes: say what it means with 'value'") from error
     return found
 
-# %% ../../nbs/reporting/07_published.ipynb #45c4d912
+# %% ../../nbs/reporting/07_published.ipynb #2124240e
 VERDICTS = ("OK", "OKish", "differs", "not comparable")
 
 
@@ -79,7 +80,7 @@ def verdict(
     slack = 1e-9 * max(1.0, abs(printed))  # 20.445 - 20.44 is a little more than 0.005 in binary
     return "OK" if distance <= tolerance + slack else "OKish" if distance <= 3 * tolerance + slack else "differs"
 
-# %% ../../nbs/reporting/07_published.ipynb #58a0339e
+# %% ../../nbs/reporting/07_published.ipynb #b9659ed5
 def other_collection(
     queries: int,  # how many ours has
     conversations: int,
@@ -113,7 +114,7 @@ def beside_printed(
                      "ours": _like(value, number), "verdict": judged})
     note = f"Not comparable: {why_not}." if why_not else ""
     frame = pd.DataFrame(rows, columns=["number", "place", "printed", "ours", "verdict"])
-    return Table(frame, title, note, sources, verdicts=rows)
+    return Table(frame, title, note, sources=sources, verdicts=rows)
 
 
 def _like(value: float | None, number: Printed) -> str:
