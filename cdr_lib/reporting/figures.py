@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PALETTE', 'report_style', 'save_figure', 'grouped_bars', 'heat_map', 'metric_lines', 'share_bars', 'count_histogram',
-           'quality_time']
+           'quality_time', 'curves', 'change_bars']
 
-# %% ../../nbs/reporting/05_figures.ipynb #22e712f9
+# %% ../../nbs/reporting/05_figures.ipynb #c5876174
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +25,7 @@ from .provenance import portable, record
 from ..core.tables import HOLE
 from .tables import _check_name, ordered, score_grid
 
-# %% ../../nbs/reporting/05_figures.ipynb #bac66134
+# %% ../../nbs/reporting/05_figures.ipynb #9dc34423
 PALETTE = tuple(sns.color_palette("colorblind").as_hex())
 _MARKERS = "osD^vPX<>*"
 _HATCHES = ("", "//", "..", "xx")
@@ -81,7 +81,7 @@ def _look(number: int) -> tuple[str, str, str]:  # colour, marker, hatch
     hatch = _HATCHES[number // len(PALETTE) % len(_HATCHES)]
     return PALETTE[number % len(PALETTE)], _MARKERS[number % len(_MARKERS)], hatch
 
-# %% ../../nbs/reporting/05_figures.ipynb #cd456779
+# %% ../../nbs/reporting/05_figures.ipynb #6133e27a
 def grouped_bars(
     results: pd.DataFrame,  # long
     x: str,  # column of the groups, such as "area"
@@ -143,7 +143,7 @@ def _wrapped(text: str, width: int = 16) -> str:
 
     return "\n".join(textwrap.wrap(text, width, break_long_words=False)) or text
 
-# %% ../../nbs/reporting/05_figures.ipynb #9c1e83f0
+# %% ../../nbs/reporting/05_figures.ipynb #a7b1988b
 def heat_map(
     results: pd.DataFrame,  # long
     rows: str,
@@ -174,7 +174,7 @@ def heat_map(
         ax.set(xlabel="", ylabel="")
     return ax
 
-# %% ../../nbs/reporting/05_figures.ipynb #73eab119
+# %% ../../nbs/reporting/05_figures.ipynb #25e8c6a3
 def metric_lines(
     results: pd.DataFrame,  # long, one row per system and cut-off
     k: str,  # column of the cut-offs
@@ -198,7 +198,7 @@ def metric_lines(
         ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
     return ax
 
-# %% ../../nbs/reporting/05_figures.ipynb #7b33a280
+# %% ../../nbs/reporting/05_figures.ipynb #5087ad48
 def share_bars(
     counts: Mapping[str, int],
     order: Sequence[str],
@@ -246,7 +246,7 @@ def count_histogram(
         ax.legend()
     return ax
 
-# %% ../../nbs/reporting/05_figures.ipynb #eb00e743
+# %% ../../nbs/reporting/05_figures.ipynb #b99c029a
 def quality_time(
     results: pd.DataFrame,  # one row per point
     seconds: str,
@@ -282,4 +282,60 @@ def quality_time(
             ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
         if lost := sorted(set(results[name]) - set(known[name])):
             ax.set_title("not measured: " + ", ".join(map(str, lost)), fontsize=8, loc="left")
+    return ax
+
+# %% ../../nbs/reporting/05_figures.ipynb #8bfa5450
+def curves(
+    results: pd.DataFrame,  # long, one row per point
+    x: str,
+    hue: str,
+    value: str,
+    hue_order: Sequence[Any],
+    label: str = "",
+    mark: float | None = None,  # a vertical line, such as the threshold in use
+    level: float | None = None,  # a horizontal line, such as a trivial baseline
+    ax: Axes | None = None,
+) -> Axes:
+    "Lines over a numeric axis, one per value of `hue`."
+    order = ordered(results[hue].unique(), hue_order, hue)
+    with report_style():
+        ax = _axes(ax, 5.4, 3.4)
+        for number, name in enumerate(order):
+            part = results[results[hue] == name].sort_values(x)
+            ax.plot(part[x], part[value], color=_look(number)[0], linestyle=("-", "--", ":", "-.")[number % 4],
+                    label=str(name))
+        if mark is not None:
+            ax.axvline(mark, color="#888888", linewidth=0.8)
+        if level is not None:
+            ax.axhline(level, color="#888888", linewidth=0.8, linestyle=":")
+        ax.set(xlabel=x, ylabel=label or value)
+        ax.legend(loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return ax
+
+
+def change_bars(
+    changes: pd.DataFrame,  # one row per rank
+    x: str,
+    delta: str,  # column of the changes in count
+    ratio: str,  # column of the changes in percent; NaN where there was nothing before
+    unit: str = "turns",
+    ax: Axes | None = None,
+) -> Axes:  # of the bars; the line's is its twin
+    "Bars of change in count, and a line of change in percent."
+    with report_style():
+        ax = _axes(ax, 5.4, 3.2)
+        places = range(len(changes))
+        colours = [PALETTE[2] if change > 0 else PALETTE[3] for change in changes[delta]]
+        ax.bar(places, changes[delta], 0.62, color=colours, zorder=2)
+        ax.axhline(0, color="#444444", linewidth=0.8)
+        ax.set_xticks(places, [str(rank) for rank in changes[x]])
+        ax.set(xlabel=x, ylabel=f"change in {unit}")
+        twin = ax.twinx()
+        twin.plot(places, changes[ratio].to_numpy(dtype=float), color="#333333", marker="o", markersize=4, linewidth=1)
+        twin.set_ylabel("change in %")
+        twin.grid(visible=False)
+        # Both axes cross zero at the same height, or the line would seem to change its sign elsewhere.
+        for one, values in ((ax, changes[delta]), (twin, changes[ratio])):
+            top = 1.15 * np.nanmax(np.abs(values.to_numpy(dtype=float)), initial=0) or 1
+            one.set_ylim(-top, top)
     return ax
