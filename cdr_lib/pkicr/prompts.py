@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FORMS', 'Pair', 'Form', 'get_form', 'Pairs', 'make_pairs', 'shares', 'Packer', 'pack']
 
-# %% ../../nbs/pkicr/01_prompts.ipynb #568d2b0d
+# %% ../../nbs/pkicr/01_prompts.ipynb #f970a667
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from ..core.config import CdrError
 from ..core.conversation import escape_html, is_blank
 from .focus import GroundedTurn
 
-# %% ../../nbs/pkicr/01_prompts.ipynb #541dfaf6
+# %% ../../nbs/pkicr/01_prompts.ipynb #25c62df3
 @dataclass(frozen=True, slots=True)
 class Pair:
     "A question and an answer, in parts."
@@ -31,7 +31,7 @@ class Pair:
         "Question and answer as a model reads them: the parts joined by a space."
         return " ".join(self.question), " ".join(self.answer)
 
-# %% ../../nbs/pkicr/01_prompts.ipynb #ee839bf3
+# %% ../../nbs/pkicr/01_prompts.ipynb #61d881ba
 @dataclass(frozen=True)
 class Form:
     "Which parts stand in the question and which in the answer."
@@ -92,7 +92,7 @@ def get_form(
         raise CdrError(f"form {form!r} is unknown: it must be one of {', '.join(FORMS)}")
     return FORMS[form]
 
-# %% ../../nbs/pkicr/01_prompts.ipynb #66c047fd
+# %% ../../nbs/pkicr/01_prompts.ipynb #eb62d14b
 @dataclass(frozen=True)
 class Pairs:
     "Pairs of many turns, with the candidates that they are made of."
@@ -121,7 +121,7 @@ class Pairs:
         return (f"<div class='tex2jax_ignore mathjax_ignore'>{len(self):,} pairs of the form {escape_html(self.form)}"
                 f"<table><tr>{names}</tr>{rows}</table></div>")
 
-# %% ../../nbs/pkicr/01_prompts.ipynb #7a0deaaa
+# %% ../../nbs/pkicr/01_prompts.ipynb #c998901e
 def _chosen(turn: GroundedTurn, index: Any) -> list[int]:
     if isinstance(index, bool) or not isinstance(index, (int, np.integer)) or not 0 <= index < len(turn.knowledge):
         raise CdrError(f"turn {turn.id}: knowledge {index!r} is not one of its {len(turn.knowledge)} candidates")
@@ -171,7 +171,7 @@ def make_pairs(
     columns = np.array(columns, dtype=np.int64).reshape(-1, 3)
     return Pairs(pairs, *columns.T, form.name)
 
-# %% ../../nbs/pkicr/01_prompts.ipynb #ff784541
+# %% ../../nbs/pkicr/01_prompts.ipynb #8e7392f1
 def shares(
     lengths: Sequence[int],  # tokens of each part
     room: int,  # tokens that fit
@@ -192,7 +192,7 @@ def shares(
         left -= kept[part]
     return kept
 
-# %% ../../nbs/pkicr/01_prompts.ipynb #4ed1da8e
+# %% ../../nbs/pkicr/01_prompts.ipynb #f09b6d55
 _LEAD = 8  # tokens that stand before a difference, so that it can be understood
 
 
@@ -213,7 +213,7 @@ class Packer:
         if self.room < 8:
             raise CdrError(f"max_length={max_length} leaves {self.room} tokens for text: give at least "
                            f"{max_length - self.room + 8}")
-        self._ids: dict[str, list[int]] = {}
+        self._ids: dict[str, np.ndarray] = {}
         self._spans: dict[str, list[tuple[int, int]]] = {}
 
     def learn(
@@ -222,12 +222,22 @@ class Packer:
     ) -> None:
         "Tokenise texts that are new."
         if new := [text for text in dict.fromkeys(texts) if text not in self._ids]:
-            self._ids.update(zip(new, self.tokenizer(new, add_special_tokens=False, verbose=False)["input_ids"]))
+            found = self.tokenizer(new, add_special_tokens=False, verbose=False)["input_ids"]
+            self._ids.update((text, np.array(ids, np.int32)) for text, ids in zip(new, found))
+
+    def forget(
+        self,
+        above: int = 0,  # texts that may stay
+    ) -> None:
+        "Free the memory of texts if there are more than `above`."
+        if len(self._ids) > above:
+            self._ids.clear()
+            self._spans.clear()
 
     def ids(
         self,
         text: str,
-    ) -> list[int]:  # without special tokens
+    ) -> np.ndarray:  # int32, without special tokens
         "The tokens of a text."
         if text not in self._ids:
             self.learn([text])
@@ -304,7 +314,7 @@ class Packer:
         "Repack pairs that have become equal around the first token in which they differ."
         columns = list(zip(*(pairs[place].question + pairs[place].answer for place in places)))
         for part, texts in enumerate(columns):
-            ids = [self.ids(text) for text in texts]
+            ids = [self.ids(text).tolist() for text in texts]
             if all(other == ids[0] for other in ids):
                 continue
             differ = next((i for i, tokens in enumerate(zip(*ids)) if len(set(tokens)) > 1), min(map(len, ids)))
