@@ -6,10 +6,10 @@
 __all__ = ['ARCHITECTURES', 'COST_COLUMNS', 'Architecture', 'token_counter', 'TurnTokens', 'Reads', 'Method', 'cross_pairs',
            'bi_texts', 'concatenated', 'time_method', 'cost_table']
 
-# %% ../../nbs/pkicr/07_cost.ipynb #a167a3e9
+# %% ../../nbs/pkicr/07_cost.ipynb #f506e2ca
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..core.models import pick_device, pick_dtype, token_batches, token_budget
 from .focus import GroundedTurn
 from .measure import Ragged
 
-# %% ../../nbs/pkicr/07_cost.ipynb #1ecd3af6
+# %% ../../nbs/pkicr/07_cost.ipynb #1e85121c
 @dataclass(frozen=True)
 class Architecture:
     "The shape of a transformer encoder."
@@ -93,7 +93,7 @@ ARCHITECTURES = {shape.name: shape for shape in (
     Architecture("BART-large encoder", 12, 1024, 4096, 16, 50_265, 1026, limit=1024),
 )}
 
-# %% ../../nbs/pkicr/07_cost.ipynb #289327a0
+# %% ../../nbs/pkicr/07_cost.ipynb #5206a2f6
 def token_counter(
     tokenizer: Any,  # of transformers
 ) -> Callable[[Sequence[str]], list[int]]:  # tokens of each text, without special tokens
@@ -148,7 +148,7 @@ class TurnTokens:
 
         return TurnTokens(self.dialogue[:turns], cut(self.personas), cut(self.knowledge))
 
-# %% ../../nbs/pkicr/07_cost.ipynb #f2e1bec8
+# %% ../../nbs/pkicr/07_cost.ipynb #63eefaf7
 @dataclass(frozen=True, eq=False)
 class Reads:
     "Inputs of one set of weights."
@@ -171,6 +171,13 @@ class Method:
     name: str
     turns: int
     reads: tuple[Reads, ...]
+
+    def per_turn(
+        self,
+        value: Callable[[Reads], Any],  # of one set of weights: a number, or one per input
+    ) -> float:
+        "Mean over turns of a sum over all inputs."
+        return float(sum(np.sum(value(reads)) for reads in self.reads)) / self.turns
 
 
 def _pairs(
@@ -261,7 +268,7 @@ def concatenated(
         Reads(shape, tokens.dialogue + special, "dialogue", epochs),
         Reads(shape, total(tokens.personas) + total(tokens.knowledge) + special, "groundings", epochs)))
 
-# %% ../../nbs/pkicr/07_cost.ipynb #184f64dd
+# %% ../../nbs/pkicr/07_cost.ipynb #82d0724c
 def time_method(
     method: Method,
     device: str | None = None,  # None: the best there is
@@ -316,7 +323,7 @@ def _wait(device: str) -> None:
     elif device == "mps":
         torch.mps.synchronize()
 
-# %% ../../nbs/pkicr/07_cost.ipynb #b5159d22
+# %% ../../nbs/pkicr/07_cost.ipynb #29b654d6
 def cost_table(
     methods: Sequence[Method],  # of the same turns; the first is what the others are compared with
     seconds: Mapping[str, float] | None = None,  # measured seconds per turn, by name of the method
@@ -330,9 +337,7 @@ def cost_table(
         raise CdrError(f"cost: seconds are given for {unknown.pop()!r}, which is none of the methods")
     rows = []
     for method in methods:
-        def per_turn(value: Callable[[Reads], Any]) -> float:
-            return float(sum(np.sum(value(reads)) for reads in method.reads)) / method.turns
-
+        per_turn = method.per_turn
         row = {"method": method.name,
                "weights": " + ".join(f"{reads.shape.name} ({reads.role})" for reads in method.reads),
                "parameters_m": sum(reads.shape.parameters for reads in method.reads) / 1e6,

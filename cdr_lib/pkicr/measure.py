@@ -7,7 +7,7 @@ __all__ = ['PERSONA_MEASURES', 'OBJECTIVES', 'Ragged', 'places', 'flags_of', 'ma
            'knowledge_accuracy', 'persona_measures', 'persona_table', 'choose_personas', 'threshold_sweep', 'Threshold',
            'calibrate']
 
-# %% ../../nbs/pkicr/03_measure.ipynb #627e3d5b
+# %% ../../nbs/pkicr/03_measure.ipynb #f72084a8
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -18,7 +18,7 @@ import pandas as pd
 
 from ..core.config import CdrError
 
-# %% ../../nbs/pkicr/03_measure.ipynb #ea301058
+# %% ../../nbs/pkicr/03_measure.ipynb #517527db
 @dataclass(frozen=True, eq=False)
 class Ragged:
     "One finite number for each candidate of each turn. Turns may differ in how many they have, or have none."
@@ -87,7 +87,7 @@ class Ragged:
         "Candidates of each turn by falling score; of equal ones the first comes first."
         return np.lexsort((-self.values, self.rows))
 
-# %% ../../nbs/pkicr/03_measure.ipynb #9828005b
+# %% ../../nbs/pkicr/03_measure.ipynb #850d7763
 def places(
     flags: Iterable[Sequence[int] | None],  # 0 or 1 (or False, True) for every candidate of every turn
 ) -> list[tuple[int, ...] | None]:  # the marked places of each turn; None stays None
@@ -152,7 +152,7 @@ def _flat(
                            "if these are flags, use places(flags)")
     return np.repeat(np.arange(len(counts)), counts), np.array(flat, dtype=np.int64)
 
-# %% ../../nbs/pkicr/03_measure.ipynb #be3c6a02
+# %% ../../nbs/pkicr/03_measure.ipynb #945a0313
 def resampled_ratios(
     above: np.ndarray,  # [turns, m], what each turn adds above the fraction line of m measures
     below: np.ndarray,  # [turns, m], what it adds below
@@ -201,7 +201,7 @@ def interval(
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
-# %% ../../nbs/pkicr/03_measure.ipynb #2bf0cb1f
+# %% ../../nbs/pkicr/03_measure.ipynb #887de989
 def knowledge_accuracy(
     gold: Sequence[int | Sequence[int] | None],  # right places of each turn; () = no candidate is right, None = unknown
     predicted: Sequence[int],  # chosen place of each turn; -1 = none was chosen
@@ -238,7 +238,7 @@ def knowledge_accuracy(
         result["low"], result["high"] = interval(draws[:, 0], len(set(used)), level) or (None, None)
     return result
 
-# %% ../../nbs/pkicr/03_measure.ipynb #96527229
+# %% ../../nbs/pkicr/03_measure.ipynb #38b7143b
 PERSONA_MEASURES = {
     "flag_accuracy": "share of all candidate flags that are right, chosen or not (the competition's accuracy; Table 2)",
     "micro_precision": "share of the chosen personas that are gold; absent where none was chosen",
@@ -291,7 +291,8 @@ def persona_measures(
     result = {name: a / b if b else None for name, a, b in zip(PERSONA_MEASURES, top, bottom)}
     gold_counts = below[:, 2]
     result |= {"turns": int(used.sum()), "flags": bottom[0], "gold": bottom[2], "chosen": bottom[1], "hits": top[1],
-               "turns_without_persona": int((gold_counts == 0).sum()), "turns_with_several": int((gold_counts > 1).sum()),
+               "turns_without_persona": int((gold_counts == 0).sum()),
+               "turns_with_several": int((gold_counts > 1).sum()),
                "unlabelled": int((~known).sum()), "without_candidates": int((known & (sizes == 0)).sum())}
     reasons = {"micro_precision": "no persona was chosen", "micro_recall": "no turn uses a persona",
                "micro_f1": "no persona was chosen and no turn uses one"}
@@ -317,7 +318,7 @@ def persona_table(
                          for name, definition in PERSONA_MEASURES.items()]).astype(
                              {"value": float, "low": float, "high": float})
 
-# %% ../../nbs/pkicr/03_measure.ipynb #1d3aebe4
+# %% ../../nbs/pkicr/03_measure.ipynb #aad943cd
 def choose_personas(
     scores: Ragged | np.ndarray | Sequence[Sequence[float]],  # of the personas of each turn
     threshold: float,  # lowest score of a persona that may be chosen; -inf: always the best
@@ -342,7 +343,7 @@ def _check_at_most(at_most: int | None) -> None:
     if at_most is not None and at_most < 1:
         raise CdrError(f"at_most={at_most}: at least one persona must be allowed, or None for any number")
 
-# %% ../../nbs/pkicr/03_measure.ipynb #a50d72fa
+# %% ../../nbs/pkicr/03_measure.ipynb #9c54dcba
 @dataclass(frozen=True, eq=False)
 class _Curve:
     "Counts after each distinct score, from no persona chosen to all."
@@ -420,7 +421,7 @@ def _above(score: float) -> float:
     up = np.nextafter(np.float32(score), np.float32(np.inf))
     return float(up) if up > score else float(np.nextafter(up, np.float32(np.inf)))
 
-# %% ../../nbs/pkicr/03_measure.ipynb #d4156a52
+# %% ../../nbs/pkicr/03_measure.ipynb #0b0a38fb
 OBJECTIVES = ("flag_accuracy", "micro_f1", "exact_match")
 
 

@@ -7,7 +7,7 @@ __all__ = ['READINGS', 'SCOPES', 'NRT_MEASURES', 'NullRanks', 'rank_null', 'Adju
            'Estimate', 'NullPositiveTest', 'null_positive_test', 'compare', 'compare_measures', 'rank_example',
            'from_run']
 
-# %% ../../nbs/pkicr/05_nullpos.ipynb #35706185
+# %% ../../nbs/pkicr/05_nullpos.ipynb #a047acd9
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from ..core.conversation import escape_html
 from .measure import Ragged, interval, resampled_ratios
 from ..retrieval.run import Run
 
-# %% ../../nbs/pkicr/05_nullpos.ipynb #34668447
+# %% ../../nbs/pkicr/05_nullpos.ipynb #f7effec2
 class NullRanks(NamedTuple):
     "Rank of the null-positive sample in each turn, from 1."
 
@@ -54,7 +54,7 @@ def rank_null(
     own = np.repeat(null, scores.sizes)
     return NullRanks(scores.count(scores.values > own) + 1, scores.count(scores.values >= own) + 1, scores.sizes + 1)
 
-# %% ../../nbs/pkicr/05_nullpos.ipynb #5fb0d3fd
+# %% ../../nbs/pkicr/05_nullpos.ipynb #77816325
 READINGS = {
     "index": "candidates above the null-positive sample, minus 1 (as the authors' program)",
     "positive_aware": "candidates above the null-positive sample, minus the number of positives",
@@ -138,7 +138,7 @@ def adjusted_ranks(
     return AdjustedRanks(reading, above - (1 if reading == "index" else positives), positives, counted, ranks.ties,
                          known & (scores.count(reaches == positive) == scores.sizes), left_out, labels is not None)
 
-# %% ../../nbs/pkicr/05_nullpos.ipynb #3d89bc67
+# %% ../../nbs/pkicr/05_nullpos.ipynb #d135a1e8
 NRT_MEASURES = {
     "¬T": "mean distance of the null-positive sample from its ideal place (eq. 9)",
     "¬T+": "the same over turns in which it stands at its place or too low (eq. 10)",
@@ -162,7 +162,8 @@ def _weights(weights: Callable | Mapping[int, float], r: np.ndarray) -> np.ndarr
     distinct, at = np.unique(r, return_inverse=True)
     if isinstance(weights, Mapping):
         if missing := [rank for rank in distinct.tolist() if rank not in weights]:
-            raise CdrError(f"¬T_weighted: no weight for adjusted rank {missing[0]}; given are those of {list(weights)}")
+            raise CdrError(f"¬T_weighted: no weight for adjusted rank {missing[0]}; there are those for "
+                           f"{sorted(weights)}")
         values = np.array([weights[rank] for rank in distinct.tolist()], dtype=np.float64)
     else:
         values = np.asarray(weights(distinct), dtype=np.float64)
@@ -220,8 +221,8 @@ class NullPositiveTest:
             {"value": float, "low": float, "high": float})
 
     @property
-    def histogram(self) -> pd.DataFrame:  # columns r, n, share (of the headline scope), n_with_positive, n_without_positive
-        "Turns per adjusted rank, without gaps."
+    def histogram(self) -> pd.DataFrame:  # columns r, n, share, n_with_positive, n_without_positive
+        "Turns per adjusted rank, without gaps; `n` and `share` are of the headline scope."
         counted = self.ranks.r[self.ranks.counted]
         span = np.arange(counted.min(initial=0), counted.max(initial=0) + 1)
         n, with_positive, without = (_histogram(self.ranks.r[self.ranks.scope(scope)], span)
@@ -253,14 +254,14 @@ class NullPositiveTest:
         left = ", ".join(f"{n:,} {reason}" for reason, n in self.ranks.left_out.items() if n)
         return (f"<p>Null-positive rank test of <b>{escape_html(self.name or 'a model')}</b>, reading "
                 f"{self.ranks.reading}; ties in {self.ranks.ties:,} turns{'; left out: ' + left if left else ''}</p>"
-                f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-                f"<table><thead><tr><th>r</th><th>turns ({self.headline})</th></tr></thead><tbody>{counts}</tbody></table>")
+                f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table><table><thead><tr><th>r</th>"
+                f"<th>turns ({self.headline})</th></tr></thead><tbody>{counts}</tbody></table>")
 
 
 def _histogram(r: np.ndarray, span: np.ndarray) -> np.ndarray:
     return np.bincount(r - span[0], minlength=len(span))
 
-# %% ../../nbs/pkicr/05_nullpos.ipynb #6935de27
+# %% ../../nbs/pkicr/05_nullpos.ipynb #7419fd33
 def null_positive_test(
     scores: Ragged | np.ndarray | Sequence[Sequence[float]],  # of the candidates of each turn
     labels: Ragged | np.ndarray | Sequence[Sequence[int] | None] | None,  # as in `adjusted_ranks`
@@ -325,11 +326,12 @@ def _sums(
 def _reason(measure: str, scope: str, n: int, labelled: bool) -> str:
     if not n:
         return f"no turn to count ({scope})" if scope == "all" or labelled else "no labels were given"
+    if measure == "top-1" and labelled:
+        return "no turn has a positive"
     return {"¬T+": "the sample stands too high in every turn", "¬T-": "the sample stands too low in every turn",
-            "¬T_weighted": "the weights of all ranks that occur are 0",
-            "top-1": "no turn has a positive" if labelled else "no labels were given"}.get(measure, "no labels were given")
+            "¬T_weighted": "the weights of all ranks that occur are 0"}.get(measure, "no labels were given")
 
-# %% ../../nbs/pkicr/05_nullpos.ipynb #fff6f1e9
+# %% ../../nbs/pkicr/05_nullpos.ipynb #6404d518
 def _check_pair(before: NullPositiveTest, after: NullPositiveTest) -> None:
     if before.ranks.reading != after.ranks.reading:
         raise CdrError(f"compare: one test reads {before.ranks.reading!r}, the other {after.ranks.reading!r}")
@@ -372,14 +374,14 @@ def compare_measures(
     clusters = int(inside.sum()) if part is None else len(set(part))
     rows = []
     for column, measure in enumerate(NRT_MEASURES):
-        a, b = (float(test.above[inside, column].sum() / bottom) if (bottom := test.below[inside, column].sum()) else None
-                for test in (before, after))
+        sums = [(test.above[inside, column].sum(), test.below[inside, column].sum()) for test in (before, after)]
+        a, b = (float(top / bottom) if bottom else None for top, bottom in sums)
         span = None if a is None or b is None else interval(new[:, column] - old[:, column], clusters, level)
         rows.append((measure, a, b, None if a is None or b is None else b - a, *(span or (None, None))))
     return pd.DataFrame(rows, columns=["measure", "before", "after", "delta", "low", "high"]).astype(
         dict.fromkeys(["before", "after", "delta", "low", "high"], float))
 
-# %% ../../nbs/pkicr/05_nullpos.ipynb #d0ec9054
+# %% ../../nbs/pkicr/05_nullpos.ipynb #796f9e55
 def rank_example(
     texts: Sequence[str],  # candidates of one turn
     labels: Sequence[int],  # 1 or more = positive
@@ -400,7 +402,7 @@ def rank_example(
     return pd.DataFrame([(place + 1, *row, place + shift) for place, row in enumerate(rows)],
                         columns=["rank", "text", "kind", "score", "adjusted"])
 
-# %% ../../nbs/pkicr/05_nullpos.ipynb #56735519
+# %% ../../nbs/pkicr/05_nullpos.ipynb #662fac99
 def from_run(
     run: Run,
     qrels: Mapping[str, Mapping[str, int]],  # query -> conversation -> grade, 1 or more = positive
@@ -436,4 +438,4 @@ def from_run(
         missed = [hit for hit, grade in judged.items() if grade >= 1 and hit not in found]
         values.append([*found.values(), *[lowest] * len(missed)])
         labels.append([judged.get(hit, 0) for hit in (*found, *missed)])
-    return null_positive_test(values, labels, null, reading, weights, name=run.name, level=level, n_boot=n_boot, seed=seed)
+    return null_positive_test(values, labels, null, reading, weights, None, run.name, level, n_boot, seed)
