@@ -6,7 +6,7 @@
 __all__ = ['PairScorer', 'distinct_pairs', 'checked_scores', 'weight_count', 'library_versions', 'hub_name', 'CrossScorer',
            'StsScorer', 'NliScorer', 'NspScorer']
 
-# %% ../../nbs/pkicr/02_joint.ipynb #1facd4fb
+# %% ../../nbs/pkicr/02_joint.ipynb #89d2311c
 import time
 import warnings
 from collections.abc import Callable, Iterable
@@ -24,7 +24,7 @@ from ..core.models import (check_texts, load_pretrained, pick_device, pick_dtype
 from ..core.store import Store, vector_keys
 from .prompts import Packer, Pair, Pairs
 
-# %% ../../nbs/pkicr/02_joint.ipynb #5a965986
+# %% ../../nbs/pkicr/02_joint.ipynb #118fcae9
 @runtime_checkable
 class PairScorer(Protocol):
     "What the library asks of a scorer."
@@ -48,7 +48,7 @@ class PairScorer(Protocol):
         "How well each answer fits its question."
         ...
 
-# %% ../../nbs/pkicr/02_joint.ipynb #8c313ace
+# %% ../../nbs/pkicr/02_joint.ipynb #27ae8666
 # Raise this number whenever a change to this module or to the packing can change scores.
 _CODE = 1
 
@@ -102,7 +102,7 @@ def library_versions() -> dict[str, str]:
     "Versions of the libraries that can change a score."
     return {name: version(name) for name in ("sentence-transformers", "transformers", "torch")}
 
-# %% ../../nbs/pkicr/02_joint.ipynb #83df1da8
+# %% ../../nbs/pkicr/02_joint.ipynb #26de4b3c
 _HELD = 16  # batches whose results wait on the device
 _REMEMBERED = 1 << 18  # texts whose tokens are kept from call to call
 
@@ -197,7 +197,7 @@ class _Reader:
                                   for name, value in inputs.items()})
         return found.logits.float()
 
-# %% ../../nbs/pkicr/02_joint.ipynb #f38f16ff
+# %% ../../nbs/pkicr/02_joint.ipynb #c2d23758
 _FLUSH = 10.0  # seconds between two writes to the store
 
 
@@ -301,11 +301,12 @@ def _softmax(values: np.ndarray) -> np.ndarray:
     values = np.exp(values.astype(np.float64) - values.max(axis=1, keepdims=True))
     return values / values.sum(axis=1, keepdims=True)
 
-# %% ../../nbs/pkicr/02_joint.ipynb #7cb014a6
+# %% ../../nbs/pkicr/02_joint.ipynb #595f0a8a
 def hub_name(
-    name: str,  # folder or hub name
+    name: str | Path,  # folder or hub name
 ) -> str:
     "The name as the hub knows it: short ones are those of the organisation cross-encoder."
+    name = str(name)
     return name if "/" in name or Path(name).is_dir() else f"cross-encoder/{name}"
 
 
@@ -316,7 +317,7 @@ class CrossScorer(_JointScorer):
 
     def __init__(
         self,
-        name: str,  # folder or hub name, see `hub_name`
+        name: str | Path,  # folder or hub name, see `hub_name`
         device: str | None = None,  # see `pick_device`
         dtype: str = "auto",  # see `pick_dtype`
         revision: str | None = None,  # commit, tag or branch of a model of the hub
@@ -344,7 +345,7 @@ class StsScorer(CrossScorer):
 
     kind = "STS"
 
-# %% ../../nbs/pkicr/02_joint.ipynb #1d6285a9
+# %% ../../nbs/pkicr/02_joint.ipynb #8c645889
 class _ClassScorer(_JointScorer):
     "Probability of one class of a classifier of pairs."
 
@@ -387,7 +388,7 @@ class NliScorer(_ClassScorer):
 
     def __init__(
         self,
-        name: str,  # folder or hub name, see `hub_name`
+        name: str | Path,  # folder or hub name, see `hub_name`
         device: str | None = None,
         dtype: str = "auto",
         revision: str | None = None,
@@ -414,11 +415,11 @@ class NspScorer(_ClassScorer):
 
     def __init__(
         self,
-        name: str,  # folder or hub name
+        name: str | Path,  # folder or hub name
         device: str | None = None,
         dtype: str = "auto",
         revision: str | None = None,
         max_length: int | None = None,  # tokens of a pair; None: the model's own
         store: Store | None = None,
     ):
-        super().__init__(name, device, dtype, revision, max_length, store)
+        super().__init__(str(name), device, dtype, revision, max_length, store)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FORMS', 'Pair', 'Form', 'get_form', 'Pairs', 'make_pairs', 'shares', 'Packer', 'pack']
 
-# %% ../../nbs/pkicr/01_prompts.ipynb #f970a667
+# %% ../../nbs/pkicr/01_prompts.ipynb #25365c84
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from ..core.config import CdrError
 from ..core.conversation import escape_html, is_blank
 from .focus import GroundedTurn
 
-# %% ../../nbs/pkicr/01_prompts.ipynb #25c62df3
+# %% ../../nbs/pkicr/01_prompts.ipynb #c4963ab0
 @dataclass(frozen=True, slots=True)
 class Pair:
     "A question and an answer, in parts."
@@ -26,12 +26,17 @@ class Pair:
     question: tuple[str, ...]  # persona first, dialogue last
     answer: tuple[str, ...]
 
+    def __post_init__(self):
+        for side in (self.question, self.answer):
+            if not isinstance(side, tuple) or not side or not all(isinstance(part, str) for part in side):
+                raise CdrError(f"the sides of a pair are tuples of texts, with at least one, not {side!r:.60}")
+
     @property
     def texts(self) -> tuple[str, str]:
         "Question and answer as a model reads them: the parts joined by a space."
         return " ".join(self.question), " ".join(self.answer)
 
-# %% ../../nbs/pkicr/01_prompts.ipynb #61d881ba
+# %% ../../nbs/pkicr/01_prompts.ipynb #bd7a4a86
 @dataclass(frozen=True)
 class Form:
     "Which parts stand in the question and which in the answer."
@@ -92,7 +97,7 @@ def get_form(
         raise CdrError(f"form {form!r} is unknown: it must be one of {', '.join(FORMS)}")
     return FORMS[form]
 
-# %% ../../nbs/pkicr/01_prompts.ipynb #eb62d14b
+# %% ../../nbs/pkicr/01_prompts.ipynb #383f549f
 @dataclass(frozen=True)
 class Pairs:
     "Pairs of many turns, with the candidates that they are made of."
@@ -121,7 +126,7 @@ class Pairs:
         return (f"<div class='tex2jax_ignore mathjax_ignore'>{len(self):,} pairs of the form {escape_html(self.form)}"
                 f"<table><tr>{names}</tr>{rows}</table></div>")
 
-# %% ../../nbs/pkicr/01_prompts.ipynb #c998901e
+# %% ../../nbs/pkicr/01_prompts.ipynb #932e8acc
 def _chosen(turn: GroundedTurn, index: Any) -> list[int]:
     if isinstance(index, bool) or not isinstance(index, (int, np.integer)) or not 0 <= index < len(turn.knowledge):
         raise CdrError(f"turn {turn.id}: knowledge {index!r} is not one of its {len(turn.knowledge)} candidates")
@@ -171,7 +176,7 @@ def make_pairs(
     columns = np.array(columns, dtype=np.int64).reshape(-1, 3)
     return Pairs(pairs, *columns.T, form.name)
 
-# %% ../../nbs/pkicr/01_prompts.ipynb #8e7392f1
+# %% ../../nbs/pkicr/01_prompts.ipynb #d4538eaa
 def shares(
     lengths: Sequence[int],  # tokens of each part
     room: int,  # tokens that fit
@@ -192,7 +197,7 @@ def shares(
         left -= kept[part]
     return kept
 
-# %% ../../nbs/pkicr/01_prompts.ipynb #f09b6d55
+# %% ../../nbs/pkicr/01_prompts.ipynb #a30605ea
 _LEAD = 8  # tokens that stand before a difference, so that it can be understood
 
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SCORERS', 'BiScorer', 'DprScorer', 'TfidfScorer', 'Bm25Scorer', 'get_scorer']
 
-# %% ../../nbs/pkicr/03_scorers.ipynb #99385cc8
+# %% ../../nbs/pkicr/03_scorers.ipynb #2560a1fe
 import inspect
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ from .joint import (CrossScorer, NliScorer, NspScorer, PairScorer, StsScorer, ch
 from .prompts import Packer, Pair, Pairs
 from ..retrieval.bm25 import BM25, tokenize
 
-# %% ../../nbs/pkicr/03_scorers.ipynb #dbfeb2b9
+# %% ../../nbs/pkicr/03_scorers.ipynb #08fc72e8
 _CODE = 1  # raise whenever a change to this module can change scores
 _ROWS = 1 << 16  # pairs compared at once: bounds the memory
 
@@ -107,7 +107,7 @@ class BiScorer(_TowerScorer):
 
     def __init__(
         self,
-        encoder: str | Encoder,  # or its name for `get_encoder`
+        encoder: str | Path | Encoder,  # or its name for `get_encoder`
         device: str | None = None,
         dtype: str = "auto",
         revision: str | None = None,
@@ -117,11 +117,11 @@ class BiScorer(_TowerScorer):
     ):
         if scale not in ("cosine", "dot"):
             raise CdrError(f"scale {scale!r} is unknown: it must be cosine or dot")
-        if isinstance(encoder, str):
+        if isinstance(encoder, (str, Path)):
             with warnings.catch_warnings():
                 if scale == "dot":  # it warns that it normalises, which is undone here
                     warnings.filterwarnings("ignore", message=".*was trained for the dot similarity")
-                encoder = get_encoder(encoder, device, dtype, revision=revision, max_length=max_length)
+                encoder = get_encoder(str(encoder), device, dtype, revision=revision, max_length=max_length)
         elif (device, dtype, revision, max_length) != (None, "auto", None, None):
             raise CdrError(f"{encoder!r} is loaded already: device, dtype, revision and max_length belong to its name")
         model = getattr(encoder, "model", None)
@@ -137,7 +137,7 @@ class BiScorer(_TowerScorer):
             self._packer = Packer(tokenizer, encoder.max_length, single=True, extra=len(prompt))
         self._encoder = _AsTheyCome(encoder) if scale == "dot" else encoder
 
-# %% ../../nbs/pkicr/03_scorers.ipynb #6335be3b
+# %% ../../nbs/pkicr/03_scorers.ipynb #2cad505f
 class _Dpr:
     "Both towers of DPR behind the interface of an encoder; vectors as they come."
 
@@ -212,15 +212,15 @@ class DprScorer(_TowerScorer):
 
     def __init__(
         self,
-        question_model: str,  # folder or hub name: facebook/dpr-question_encoder-single-nq-base in the paper
-        context_model: str,  # facebook/dpr-ctx_encoder-single-nq-base
+        question_model: str | Path,  # folder or hub name: facebook/dpr-question_encoder-single-nq-base in the paper
+        context_model: str | Path,  # facebook/dpr-ctx_encoder-single-nq-base
         title: str = "Title",  # put before each passage
         device: str | None = None,
         dtype: str = "auto",
         max_length: int = 512,  # tokens of one side, the title included
         store: Store | None = None,
     ):
-        self._encoder, self._store = _Dpr((question_model, context_model), title, device, dtype, max_length), store
+        self._encoder, self._store = _Dpr((str(question_model), str(context_model)), title, device, dtype, max_length), store
         self.name = self._encoder.name
         tokenizer = self._encoder.towers["document"][1]
         self._packer = Packer(tokenizer, max_length, single=True, extra=len(tokenizer(title)["input_ids"]) - 1)
@@ -230,7 +230,7 @@ class DprScorer(_TowerScorer):
         "Numbers in the weights of both towers."
         return sum(weight_count(model) for model, _ in self._encoder.towers.values())
 
-# %% ../../nbs/pkicr/03_scorers.ipynb #7752ced2
+# %% ../../nbs/pkicr/03_scorers.ipynb #e0bbeac2
 class _WordScorer:
     "What scorers over words share."
 
@@ -311,7 +311,7 @@ class Bm25Scorer(_WordScorer):
             scores[here] = np.asarray(block[rows[here] - start, places[here]]).ravel()
         return scores
 
-# %% ../../nbs/pkicr/03_scorers.ipynb #111c2493
+# %% ../../nbs/pkicr/03_scorers.ipynb #60ca2678
 SCORERS: dict[str, type] = {"cross": CrossScorer, "bi": BiScorer, "dpr": DprScorer, "nli": NliScorer, "sts": StsScorer,
                             "nsp": NspScorer, "tfidf": TfidfScorer, "bm25": Bm25Scorer}
 
@@ -339,7 +339,7 @@ def get_scorer(
         if name:
             raise CdrError(f"scorer {kind!r} has no model: leave {name!r} out")
         return make(**options)
-    names = [part for part in (name or "").split("|") if part] if kind == "dpr" else [name] * bool(name)
+    names = [part for part in str(name or "").split("|") if part] if kind == "dpr" else [name] * bool(name)
     if len(names) != (2 if kind == "dpr" else 1):
         raise CdrError("scorer 'dpr' needs two models: write dpr:<question model>|<passage model>" if kind == "dpr" else
                        f"scorer {kind!r} lacks its model: write {kind}:<folder or hub name>")
