@@ -24,6 +24,7 @@ from cdr_lib.pkicr.nullpos import (
     NRT_MEASURES, READINGS, adjusted_ranks, compare, compare_measures, from_run, null_positive_test, rank_example,
     rank_null,
 )
+from cdr_lib.reporting.published import beside_printed, load_published, verdict
 from cdr_lib.retrieval.rerank import rerank
 from cdr_lib.retrieval.run import Run, read_run, write_run
 from cdr_lib.retrieval.segment import segment
@@ -618,3 +619,20 @@ def test_time_is_measured_and_named():
     table = cost_table([method, concatenated(tokens, shape)], {method.name: seconds})
     assert set(table.columns) == set(COST_COLUMNS)
     assert table["seconds"].iloc[0] == seconds > 0 and pd.isna(table["seconds"].iloc[1])
+
+
+# -- what the paper prints ---------------------------------------------------------------------------------------------
+
+
+def test_printed_numbers_are_read_and_the_shapes_agree_with_them():
+    printed = load_published("pkicr")
+    accuracies = {key: number.printed for key, number in printed.items() if key.startswith("persona_") and number.measure}
+    assert list(accuracies.values()) == ["86.86", "86.86", "71.82", "87.75", "86.78", "75.54", "78.64", "86.75", "89.12",
+                                         "74.76", "77.90", "83.83", "85.55", "91.57"]  # Table H2 from top to bottom
+    for key, name in (("minilm_parameters", "MiniLM-L12"), ("tas_b_parameters", "DistilBERT"),
+                      ("bert_base_parameters", "BERT-base")):
+        number = printed[key]
+        assert verdict(ARCHITECTURES[name].parameters / 1e6, number.value, number.tolerance) == "OK", key
+    assert ARCHITECTURES["MiniLM-L12"].layers == printed["minilm_layers"].value
+    table = beside_printed({"persona_baseline": 86.9, "persona_pdk_cross_tuned": None}, paper="pkicr")
+    assert [row["verdict"] for row in table.verdicts] == ["OK", "not comparable"]
