@@ -292,6 +292,8 @@ def test_scores_that_are_no_numbers_are_named(call, bad):
     for rows in ([[0.1], [0.2, bad]], [np.array([0.1]), np.array([0.2, bad])]):
         with pytest.raises(CdrError, match="candidate 1 of turn 1"):
             call(rows)
+    with pytest.raises(CdrError, match="candidate 1 of turn 1"):
+        call(Ragged(np.array([0.1, 0.2, bad]), np.array([0, 1, 3])))
     with pytest.raises(CdrError, match="the null score of turn 1"):
         rank_null([[0.1], [0.2]], [0.1, bad])
 
@@ -301,7 +303,9 @@ def test_a_table_lists_and_arrays_are_the_same():
     gold = [(turn % 5,) if turn % 2 else () for turn in range(50)]
     ways = table, table.tolist(), list(table), Ragged.make(table), iter(table.tolist())
     assert len({json.dumps([choose_personas(way, 0.7)]) for way in ways}) == 1
-    assert calibrate(table, gold) == calibrate(table.tolist(), gold)
+    found = calibrate(table, gold)
+    assert found == calibrate(table.tolist(), gold)
+    assert choose_personas(table, found) == choose_personas(table, found.value) == found.apply(table)
 
 
 # -- TRN-02: what the first stage missed -------------------------------------------------------------------------------

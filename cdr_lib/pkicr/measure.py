@@ -7,7 +7,7 @@ __all__ = ['PERSONA_MEASURES', 'OBJECTIVES', 'Ragged', 'places', 'flags_of', 'ma
            'knowledge_accuracy', 'persona_measures', 'persona_table', 'choose_personas', 'threshold_sweep', 'Threshold',
            'calibrate']
 
-# %% ../../nbs/pkicr/03_measure.ipynb #f72084a8
+# %% ../../nbs/pkicr/03_measure.ipynb #7a14ef69
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -18,7 +18,7 @@ import pandas as pd
 
 from ..core.config import CdrError
 
-# %% ../../nbs/pkicr/03_measure.ipynb #517527db
+# %% ../../nbs/pkicr/03_measure.ipynb #602d9406
 @dataclass(frozen=True, eq=False)
 class Ragged:
     "One finite number for each candidate of each turn. Turns may differ in how many they have, or have none."
@@ -34,8 +34,8 @@ class Ragged:
     ) -> "Ragged":
         "Flatten a sequence per turn; NaN and infinity are refused."
         if isinstance(rows, Ragged):
-            return rows
-        if isinstance(rows, np.ndarray) and rows.ndim == 2:
+            sizes, values = rows.sizes, rows.values
+        elif isinstance(rows, np.ndarray) and rows.ndim == 2:
             sizes = np.full(rows.shape[0], rows.shape[1], dtype=np.int64)
             values = rows.astype(np.float64).ravel()
         else:
@@ -87,7 +87,7 @@ class Ragged:
         "Candidates of each turn by falling score; of equal ones the first comes first."
         return np.lexsort((-self.values, self.rows))
 
-# %% ../../nbs/pkicr/03_measure.ipynb #850d7763
+# %% ../../nbs/pkicr/03_measure.ipynb #fc2a88d8
 def places(
     flags: Iterable[Sequence[int] | None],  # 0 or 1 (or False, True) for every candidate of every turn
 ) -> list[tuple[int, ...] | None]:  # the marked places of each turn; None stays None
@@ -152,7 +152,7 @@ def _flat(
                            "if these are flags, use places(flags)")
     return np.repeat(np.arange(len(counts)), counts), np.array(flat, dtype=np.int64)
 
-# %% ../../nbs/pkicr/03_measure.ipynb #945a0313
+# %% ../../nbs/pkicr/03_measure.ipynb #02d09ec5
 def resampled_ratios(
     above: np.ndarray,  # [turns, m], what each turn adds above the fraction line of m measures
     below: np.ndarray,  # [turns, m], what it adds below
@@ -201,7 +201,7 @@ def interval(
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 
-# %% ../../nbs/pkicr/03_measure.ipynb #887de989
+# %% ../../nbs/pkicr/03_measure.ipynb #cd9dc1dd
 def knowledge_accuracy(
     gold: Sequence[int | Sequence[int] | None],  # right places of each turn; () = no candidate is right, None = unknown
     predicted: Sequence[int],  # chosen place of each turn; -1 = none was chosen
@@ -238,7 +238,7 @@ def knowledge_accuracy(
         result["low"], result["high"] = interval(draws[:, 0], len(set(used)), level) or (None, None)
     return result
 
-# %% ../../nbs/pkicr/03_measure.ipynb #38b7143b
+# %% ../../nbs/pkicr/03_measure.ipynb #24d59411
 PERSONA_MEASURES = {
     "flag_accuracy": "share of all candidate flags that are right, chosen or not (the competition's accuracy; Table 2)",
     "micro_precision": "share of the chosen personas that are gold; absent where none was chosen",
@@ -318,16 +318,17 @@ def persona_table(
                          for name, definition in PERSONA_MEASURES.items()]).astype(
                              {"value": float, "low": float, "high": float})
 
-# %% ../../nbs/pkicr/03_measure.ipynb #aad943cd
+# %% ../../nbs/pkicr/03_measure.ipynb #7ef4072a
 def choose_personas(
     scores: Ragged | np.ndarray | Sequence[Sequence[float]],  # of the personas of each turn
-    threshold: float,  # lowest score of a persona that may be chosen; -inf: always the best
+    threshold: "float | Threshold",  # lowest score of a persona that may be chosen; -inf: always the best
     at_most: int | None = 1,  # personas per turn; None: all that reach the threshold
 ) -> list[tuple[int, ...]]:  # places of each turn, ascending
     "The best personas of each turn that reach the threshold (eq. 7)."
     scores = Ragged.make(scores, "persona scores")
     _check_at_most(at_most)
-    if threshold != threshold:
+    threshold = float(threshold)
+    if np.isnan(threshold):
         raise CdrError("the threshold is NaN: no score could reach it")
     order = scores.order()
     first = np.repeat(scores.offsets[:-1], scores.sizes)
@@ -343,7 +344,7 @@ def _check_at_most(at_most: int | None) -> None:
     if at_most is not None and at_most < 1:
         raise CdrError(f"at_most={at_most}: at least one persona must be allowed, or None for any number")
 
-# %% ../../nbs/pkicr/03_measure.ipynb #9c54dcba
+# %% ../../nbs/pkicr/03_measure.ipynb #392447bb
 @dataclass(frozen=True, eq=False)
 class _Curve:
     "Counts after each distinct score, from no persona chosen to all."
@@ -421,7 +422,7 @@ def _above(score: float) -> float:
     up = np.nextafter(np.float32(score), np.float32(np.inf))
     return float(up) if up > score else float(np.nextafter(up, np.float32(np.inf)))
 
-# %% ../../nbs/pkicr/03_measure.ipynb #0b0a38fb
+# %% ../../nbs/pkicr/03_measure.ipynb #b5897dbc
 OBJECTIVES = ("flag_accuracy", "micro_f1", "exact_match")
 
 
@@ -435,6 +436,9 @@ class Threshold:
     at_most: int | None
     never: bool  # it lies above all scores: on these turns no persona is chosen
     turns: int  # with labels and candidates
+
+    def __float__(self) -> float:
+        return self.value
 
     def apply(
         self,
