@@ -613,6 +613,27 @@ def test_inputs_as_written_out(turns):
     assert not table.isna().any(axis=None) or (table["gflop"] == 0).any()
 
 
+def test_tokens_are_the_models_own():
+    from transformers import AutoTokenizer
+
+    from cdr_lib.core.conversation import Turn
+    from cdr_lib.core.models import packaged_minilm
+    from cdr_lib.pkicr.cost import token_counter
+    from cdr_lib.pkicr.focus import GroundedTurn
+
+    tokenizer = AutoTokenizer.from_pretrained(packaged_minilm())
+    turns = [GroundedTurn("D", 1, (Turn("user", "Hi!"), Turn("assistant", "Hello."), Turn("user", "Where is this tower?")),
+                          ("I like towers.", "I ski."), ("It stands in Paris.", "word " * 600)),
+             GroundedTurn("D", 2, (Turn("user", "Why?"),), (), ("It stands in Paris.",))]
+    tokens = TurnTokens.of(turns, token_counter(tokenizer))
+    assert tokens.dialogue.tolist() == [5, 2]
+    assert tokens.personas.values.tolist() == [4, 3] and tokens.knowledge.values.tolist() == [5, 600, 5]
+    pairs = cross_pairs(tokens, ARCHITECTURES["MiniLM-L6"]).reads[0]
+    real = tokenizer("I like towers. Where is this tower?", "It stands in Paris.")["input_ids"]
+    assert pairs.wanted[0] == len(real) and pairs.lengths.max() == 512
+    assert TurnTokens.of(turns, token_counter(tokenizer), history=3).dialogue.tolist() == [9, 2]
+
+
 def test_time_is_measured_and_named():
     tokens = TurnTokens(np.array([5, 9]), Ragged.make(np.full((2, 5), 8)), Ragged.make(np.full((2, 10), 30)))
     shape = Architecture("small", 1, 32, 64, 2, 100, 64, limit=64)

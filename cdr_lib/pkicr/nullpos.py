@@ -7,7 +7,7 @@ __all__ = ['READINGS', 'SCOPES', 'NRT_MEASURES', 'NullRanks', 'rank_null', 'Adju
            'Estimate', 'NullPositiveTest', 'null_positive_test', 'compare', 'compare_measures', 'rank_example',
            'from_run']
 
-# %% ../../nbs/pkicr/05_nullpos.ipynb #a047acd9
+# %% ../../nbs/pkicr/05_nullpos.ipynb #5111f971
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from ..core.conversation import escape_html
 from .measure import Ragged, interval, resampled_ratios
 from ..retrieval.run import Run
 
-# %% ../../nbs/pkicr/05_nullpos.ipynb #f7effec2
+# %% ../../nbs/pkicr/05_nullpos.ipynb #2896b90c
 class NullRanks(NamedTuple):
     "Rank of the null-positive sample in each turn, from 1."
 
@@ -54,7 +54,7 @@ def rank_null(
     own = np.repeat(null, scores.sizes)
     return NullRanks(scores.count(scores.values > own) + 1, scores.count(scores.values >= own) + 1, scores.sizes + 1)
 
-# %% ../../nbs/pkicr/05_nullpos.ipynb #77816325
+# %% ../../nbs/pkicr/05_nullpos.ipynb #fe07e9b7
 READINGS = {
     "index": "candidates above the null-positive sample, minus 1 (as the authors' program)",
     "positive_aware": "candidates above the null-positive sample, minus the number of positives",
@@ -138,7 +138,7 @@ def adjusted_ranks(
     return AdjustedRanks(reading, above - (1 if reading == "index" else positives), positives, counted, ranks.ties,
                          known & (scores.count(reaches == positive) == scores.sizes), left_out, labels is not None)
 
-# %% ../../nbs/pkicr/05_nullpos.ipynb #d135a1e8
+# %% ../../nbs/pkicr/05_nullpos.ipynb #957d6866
 NRT_MEASURES = {
     "¬T": "mean distance of the null-positive sample from its ideal place (eq. 9)",
     "¬T+": "the same over turns in which it stands at its place or too low (eq. 10)",
@@ -261,7 +261,7 @@ class NullPositiveTest:
 def _histogram(r: np.ndarray, span: np.ndarray) -> np.ndarray:
     return np.bincount(r - span[0], minlength=len(span))
 
-# %% ../../nbs/pkicr/05_nullpos.ipynb #7419fd33
+# %% ../../nbs/pkicr/05_nullpos.ipynb #c491358f
 def null_positive_test(
     scores: Ragged | np.ndarray | Sequence[Sequence[float]],  # of the candidates of each turn
     labels: Ragged | np.ndarray | Sequence[Sequence[int] | None] | None,  # as in `adjusted_ranks`
@@ -331,7 +331,7 @@ def _reason(measure: str, scope: str, n: int, labelled: bool) -> str:
     return {"¬T+": "the sample stands too high in every turn", "¬T-": "the sample stands too low in every turn",
             "¬T_weighted": "the weights of all ranks that occur are 0"}.get(measure, "no labels were given")
 
-# %% ../../nbs/pkicr/05_nullpos.ipynb #6404d518
+# %% ../../nbs/pkicr/05_nullpos.ipynb #47f7ee54
 def _check_pair(before: NullPositiveTest, after: NullPositiveTest) -> None:
     if before.ranks.reading != after.ranks.reading:
         raise CdrError(f"compare: one test reads {before.ranks.reading!r}, the other {after.ranks.reading!r}")
@@ -381,7 +381,7 @@ def compare_measures(
     return pd.DataFrame(rows, columns=["measure", "before", "after", "delta", "low", "high"]).astype(
         dict.fromkeys(["before", "after", "delta", "low", "high"], float))
 
-# %% ../../nbs/pkicr/05_nullpos.ipynb #796f9e55
+# %% ../../nbs/pkicr/05_nullpos.ipynb #f3be9805
 def rank_example(
     texts: Sequence[str],  # candidates of one turn
     labels: Sequence[int],  # 1 or more = positive
@@ -402,7 +402,7 @@ def rank_example(
     return pd.DataFrame([(place + 1, *row, place + shift) for place, row in enumerate(rows)],
                         columns=["rank", "text", "kind", "score", "adjusted"])
 
-# %% ../../nbs/pkicr/05_nullpos.ipynb #662fac99
+# %% ../../nbs/pkicr/05_nullpos.ipynb #58bb0602
 def from_run(
     run: Run,
     qrels: Mapping[str, Mapping[str, int]],  # query -> conversation -> grade, 1 or more = positive
