@@ -7,10 +7,11 @@ __all__ = ['SIDES', 'DTYPES', 'check_role', 'check_texts', 'unit_vectors', 'toke
            'pick_dtype', 'load_pretrained', 'weights_id', 'packaged_minilm', 'ModelSpec', 'SentenceEncoder',
            'OpenVinoEncoder']
 
-# %% ../../nbs/core/09_models.ipynb #7f43d3f4
+# %% ../../nbs/core/09_models.ipynb #f61c1d1c
 import hashlib
 import re
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from tqdm.auto import tqdm
 from .config import CdrError, file_hash, require, text_hash
 from .conversation import is_blank
 
-# %% ../../nbs/core/09_models.ipynb #9e84c28e
+# %% ../../nbs/core/09_models.ipynb #463e7314
 SIDES = ("query", "document")
 
 
@@ -71,7 +72,7 @@ def unit_vectors(
                        "them (try dtype='float32')")
     return vectors / np.where(norms > 0, norms, 1)
 
-# %% ../../nbs/core/09_models.ipynb #a3444cea
+# %% ../../nbs/core/09_models.ipynb #2a1f79eb
 def token_budget(
     device: str,
 ) -> int:  # tokens in a batch, padding included
@@ -95,7 +96,7 @@ def token_batches(
         start += size
     return batches
 
-# %% ../../nbs/core/09_models.ipynb #531ab19d
+# %% ../../nbs/core/09_models.ipynb #f708ef89
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -129,7 +130,7 @@ def pick_dtype(
         raise CdrError(f"dtype {dtype!r} is unknown: it must be auto or one of {', '.join(DTYPES)}")
     return dtype
 
-# %% ../../nbs/core/09_models.ipynb #6d96712c
+# %% ../../nbs/core/09_models.ipynb #0c0d6c94
 @contextmanager
 def _quiet() -> Iterator[None]:
     "Loading bars and hints of transformers add nothing to a report; its errors are still raised."
@@ -193,7 +194,7 @@ def load_pretrained(
                                f"{(str(error) or 'no message').splitlines()[0]})") from error
     raise AssertionError("unreachable")
 
-# %% ../../nbs/core/09_models.ipynb #125d94bb
+# %% ../../nbs/core/09_models.ipynb #1edf2df1
 _WEIGHT_FILES = {".safetensors", ".bin", ".json", ".txt", ".model", ".py"}
 
 
@@ -228,7 +229,7 @@ def packaged_minilm() -> str:  # its folder
 
     return str(get_model_path())
 
-# %% ../../nbs/core/09_models.ipynb #1970d942
+# %% ../../nbs/core/09_models.ipynb #8c2e5bde
 @dataclass(frozen=True)
 class ModelSpec:
     "A model pinned for a table: which weights, which prompts, how much of a text it reads."
@@ -355,10 +356,16 @@ class SentenceEncoder:
             return unit_vectors(self._forward(texts, role, batch_size or 32), texts, self.name)
         batches = token_batches(lengths, batch_size, token_budget(self.device))
         with tqdm(total=len(texts), desc=f"{self.name} {role}", unit="text", disable=not progress) as bar:
-            for rows in batches:
-                out[rows] = self._within_memory([texts[row] for row in rows], role)
+            for rows, vectors in self._vectors(texts, batches, role):
+                out[rows] = vectors
                 bar.update(len(rows))
         return unit_vectors(out, texts, self.name)
+
+    def _vectors(
+        self, texts: list[str], batches: list[np.ndarray], role: str
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:  # positions and vectors of each batch
+        for rows in batches:
+            yield rows, self._within_memory([texts[row] for row in rows], role)
 
     def _forward(self, texts: list[str], role: str, batch_size: int) -> np.ndarray:
         encode = self.model.encode_query if role == "query" else self.model.encode_document
@@ -384,7 +391,7 @@ class SentenceEncoder:
             self.model.stop_multi_process_pool(self._pool)
             self._pool = None
 
-# %% ../../nbs/core/09_models.ipynb #31a9951d
+# %% ../../nbs/core/09_models.ipynb #f7d47499
 class OpenVinoEncoder(SentenceEncoder):
     "A sentence-transformers model that OpenVINO runs on the CPU, in fp32 or bf16."
 
@@ -413,7 +420,7 @@ class OpenVinoEncoder(SentenceEncoder):
         self.dtype = pick_dtype(dtype, "cpu")
         if not callable(self.model.tokenizer):
             raise CdrError(f"{self.name} is not a transformer: the openvino backend has nothing to speed up")
-        self._request = self._compile()
+        self._requests = self._compile()
         probe = ["a", "user: Hello, I never got the refund that you promised me last week.\nassistant: I am sorry."]
         ours, theirs = (unit_vectors(forward(probe, "document", 2), probe, self.name)
                         for forward in (self._forward, super()._forward))
@@ -422,7 +429,7 @@ class OpenVinoEncoder(SentenceEncoder):
             raise CdrError(f"{self.name} does not survive conversion to OpenVINO "
                            f"(cosine {agreement:.3f} to the original): use backend='torch'")
 
-    def _compile(self) -> Any:
+    def _compile(self) -> list[Any]:  # requests that run side by side
         import openvino
         import torch
 
@@ -443,15 +450,42 @@ class OpenVinoEncoder(SentenceEncoder):
             network = openvino.convert_model(Whole(self.model), example_input={"input_ids": example,
                                                                                "attention_mask": example})
         compiled = openvino.Core().compile_model(network, "CPU", {
-            "INFERENCE_PRECISION_HINT": "bf16" if self.dtype == "bfloat16" else "f32", "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": "bf16" if self.dtype == "bfloat16" else "f32", "PERFORMANCE_HINT": "THROUGHPUT",
             "INFERENCE_NUM_THREADS": torch.get_num_threads()})
-        return compiled.create_infer_request()
+        # Batches side by side on a core each wait less for one another than threads inside a batch do.
+        return [compiled.create_infer_request() for _ in range(compiled.get_property("OPTIMAL_NUMBER_OF_INFER_REQUESTS"))]
 
     def _versions(self) -> tuple[str, ...]:
         return (*_VERSIONS, "openvino")
 
+    def _vectors(
+        self, texts: list[str], batches: list[np.ndarray], role: str
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        running: deque = deque()
+
+        def finished() -> tuple[np.ndarray, np.ndarray]:
+            request, rows = running.popleft()
+            request.wait()
+            return rows, request.get_output_tensor(0).data.copy()
+
+        try:
+            for number, rows in enumerate(batches):
+                inputs = self._inputs([texts[row] for row in rows], role)
+                if len(running) == len(self._requests):
+                    yield finished()
+                request = self._requests[number % len(self._requests)]
+                request.start_async(inputs)
+                running.append((request, rows))
+            while running:
+                yield finished()
+        finally:
+            for request, _ in running:
+                request.wait()
+
     def _forward(self, texts: list[str], role: str, batch_size: int) -> np.ndarray:
+        return self._requests[0].infer(self._inputs(texts, role))[0]
+
+    def _inputs(self, texts: list[str], role: str) -> dict[str, np.ndarray]:
         tokens = self.model.tokenizer([self.prompts[role] + text for text in texts], padding=True, truncation=True,
                                       max_length=self.max_length, return_tensors="np")
-        inputs = {name: tokens[name].astype(np.int64, copy=False) for name in ("input_ids", "attention_mask")}
-        return self._request.infer(inputs)[0]
+        return {name: tokens[name].astype(np.int64, copy=False) for name in ("input_ids", "attention_mask")}

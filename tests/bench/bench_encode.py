@@ -1,10 +1,7 @@
 """Three granularities embedded by one call, against three calls of SentenceTransformer.encode with its defaults.
 
-The corpus is the Schema-Guided Dialogue set when CDR_DATA names it, else the project's sample. Run alone with
-`python tests/bench/bench_encode.py [--quick]`, or with the others by `make bench`.
+On the project's sample and, where CDR_DATA names it, on the Schema-Guided Dialogue set.
 """
-import json
-import sys
 import time
 
 import numpy as np
@@ -12,18 +9,19 @@ import numpy as np
 GRANULARITIES = ("turn", "window", "session")
 
 
-def corpus(n: int) -> tuple[str, list]:
-    "Name and `n` conversations, drawn with a fixed seed."
+def corpora(n: int) -> dict[str, list]:
+    "`n` conversations of each corpus, drawn with a fixed seed."
     from cdr_lib.core.config import corpora_dir, data_dir
     from cdr_lib.core.layouts import read_cdr
     from cdr_lib.core.sources import load_source
 
+    found = {"sample": list(read_cdr(data_dir() / "sample" / "cdr").conversations.values())}
     if corpora_dir() is not None and (corpora_dir() / "sgd").is_dir():
-        name, found = "SGD", list(load_source("sgd"))
-    else:
-        name, found = "sample", list(read_cdr(data_dir() / "sample" / "cdr").conversations.values())
-    order = np.random.default_rng(0).permutation(len(found))
-    return name, [found[place] for place in sorted(order[:n])]
+        found["SGD"] = list(load_source("sgd"))
+    for name, conversations in found.items():
+        order = np.random.default_rng(0).permutation(len(conversations))
+        found[name] = [conversations[place] for place in sorted(order[:n])]
+    return found
 
 
 def interleaved(runs: dict, rounds: int) -> dict:
@@ -39,6 +37,11 @@ def interleaved(runs: dict, rounds: int) -> dict:
 
 def bench(quick: bool = False) -> list[dict]:
     "Rows of the benchmark table."
+    return [row for name, conversations in corpora(10 if quick else 100).items()
+            for row in bench_corpus(name, conversations, 1 if quick else 2)]
+
+
+def bench_corpus(name: str, conversations: list, rounds: int) -> list[dict]:
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -46,7 +49,6 @@ def bench(quick: bool = False) -> list[dict]:
     from cdr_lib.core.models import packaged_minilm
     from cdr_lib.retrieval.segment import segment
 
-    name, conversations = corpus(10 if quick else 100)
     units = [segment(conversations, granularity, k=3).texts for granularity in GRANULARITIES]
     texts = [text for part in units for text in part]
     distinct = list(dict.fromkeys(texts))
@@ -67,7 +69,7 @@ def bench(quick: bool = False) -> list[dict]:
     assert min(cosines.values()) >= 0.999, cosines
 
     best = interleaved({"reference": lambda: [reference.encode(part) for part in units],
-                        **{kind: lambda kind=kind: one_call(kind) for kind in encoders}}, 1 if quick else 2)
+                        **{kind: lambda kind=kind: one_call(kind) for kind in encoders}}, rounds)
     parts = interleaved({"all": lambda: encoders["fp32"].encode(texts, progress=False),
                          "distinct": lambda: encoders["fp32"].encode(distinct, progress=False),
                          "unsorted": as_they_come}, 1)
@@ -82,18 +84,13 @@ def bench(quick: bool = False) -> list[dict]:
 
     labels = {"fp32": ("fp32, one call", None), "bf16": ("bf16 in torch, one call", 1.8),
               "openvino": ("bf16 in OpenVINO, one call", 2.4)}
-    rows = [row(f"Embed three granularities: {label}", best[kind], best["reference"], target,
+    rows = [row(f"{name}, three granularities: {label}", best[kind], best["reference"], target,
                 f"cosine to theirs at least {cosines[kind]:.5f}",
                 f"{counts}; reference: three calls in fp32; {threads}")
             for kind, (label, target) in labels.items()]
-    rows.append(row("of which, in fp32: each distinct text once", parts["distinct"], parts["all"], None, "",
+    rows.append(row(f"{name}, of which, in fp32: each distinct text once", parts["distinct"], parts["all"], None, "",
                     f"{len(texts):,} texts, {len(distinct):,} distinct; reference: the same with all texts"))
-    rows.append(row("of which, in fp32: sorted by tokens, batches filled by tokens", parts["distinct"],
+    rows.append(row(f"{name}, of which, in fp32: sorted by tokens, batches filled by tokens", parts["distinct"],
                     parts["unsorted"], None, "", "reference: the same texts as they come, 32 in a batch "
                     "(the library's own call sorts by characters)"))
     return rows
-
-
-if __name__ == "__main__":
-    for line in bench("--quick" in sys.argv):
-        print(json.dumps(line))
