@@ -6,7 +6,7 @@
 __all__ = ['GOLD_NAMES', 'JOINS', 'GroundedTurn', 'GroundedSet', 'by_dialogue', 'read_focus', 'read_references', 'read_grounded',
            'write_grounded', 'normalised', 'Split', 'split_dialogues', 'write_submission', 'read_submission']
 
-# %% ../../nbs/pkicr/00_focus.ipynb #adb20d2d
+# %% ../../nbs/pkicr/00_focus.ipynb #2598a85c
 import re
 import unicodedata
 from collections import Counter
@@ -24,7 +24,7 @@ from ..core.conversation import BadRecord, Turn, escape_html, is_blank
 from ..core.io import open_new, strict_json
 from ..core.records import ON_ERROR, Record, Reject, Rejects, excerpt, json_records, kind_of, one_of
 
-# %% ../../nbs/pkicr/00_focus.ipynb #55642f5a
+# %% ../../nbs/pkicr/00_focus.ipynb #d798c0ca
 def _texts(value: Any, what: str) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
         raise BadRecord(f"{what} must be a list of texts, not {kind_of(value)}")
@@ -121,7 +121,7 @@ class GroundedTurn:
         return ("<div class='tex2jax_ignore mathjax_ignore' style='text-align:left'>"
                 f"<small>{escape_html(self.id)}</small>{talk}{''.join(parts)}</div>")
 
-# %% ../../nbs/pkicr/00_focus.ipynb #538cb4f7
+# %% ../../nbs/pkicr/00_focus.ipynb #41b6271d
 @dataclass(frozen=True)
 class GroundedSet:
     "Turns with candidates, in the order of the file."
@@ -171,6 +171,7 @@ class GroundedSet:
             "knowledge candidates per turn": mean(len(turn.knowledge) for turn in turns),
             "turns with knowledge labels": len(known),
             "gold knowledge per turn": mean(len(turn.gold_knowledge) for turn in known),
+            "knowledge accuracy by chance": mean(len(turn.gold_knowledge) / len(turn.knowledge) for turn in known if turn.knowledge),
             "words per utterance": words(turn.question() for turn in turns),
             "words per persona": words({text for turn in turns for text in turn.personas}),
             "words per knowledge": words({text for turn in turns for text in turn.knowledge}),
@@ -198,7 +199,7 @@ def by_dialogue(turns: Iterable[GroundedTurn]) -> dict[str, tuple[GroundedTurn, 
         found.setdefault(turn.dialogue, []).append(turn)
     return {id: tuple(rounds) for id, rounds in found.items()}
 
-# %% ../../nbs/pkicr/00_focus.ipynb #7be3d611
+# %% ../../nbs/pkicr/00_focus.ipynb #e71d4ee9
 _ROUND = re.compile(r"dialogue(\d*)")
 _FIELDS = {"personas": ("persona_candidates", "persona_candidate"), "knowledge": ("knowledge_candidates", "knowledge_candidate")}
 
@@ -311,7 +312,7 @@ def _focus_turns(
         except BadRecord as error:
             reject(error, f"{id}/{number}")
 
-# %% ../../nbs/pkicr/00_focus.ipynb #a28afddb
+# %% ../../nbs/pkicr/00_focus.ipynb #219bbd0e
 def _read(
     records: Iterable[Record],
     parse: Callable[[Any, Counter, Callable], Iterable[GroundedTurn]],
@@ -388,7 +389,7 @@ def read_references(
             raise BadRecord(error.reason, where=f"{record.file}:{record.line}") from error
     return found
 
-# %% ../../nbs/pkicr/00_focus.ipynb #a020d051
+# %% ../../nbs/pkicr/00_focus.ipynb #3a9a17ab
 GOLD_NAMES = {
     "gold_personas": ("gold_personas", "gold_persona", "gold_persona_index", "gold_persona_indices", "persona_index"),
     "gold_knowledge": ("gold_knowledge", "gold_knowledges", "gold_knowledge_index", "gold_knowledge_indices", "knowledge_index"),
@@ -457,7 +458,7 @@ def write_grounded(
             lines.write(strict_json(row, f"turn {turn.id!r}").encode("utf-8") + b"\n")
     return len(seen)
 
-# %% ../../nbs/pkicr/00_focus.ipynb #4493f412
+# %% ../../nbs/pkicr/00_focus.ipynb #637eae4f
 JOINS = ("dialogue", "row", "personas", "utterance")
 
 
@@ -540,7 +541,7 @@ def split_dialogues(
         "groups": {side: dealt[side] for side in fractions}}).loc[list(fractions)]
     return split
 
-# %% ../../nbs/pkicr/00_focus.ipynb #7145bdfa
+# %% ../../nbs/pkicr/00_focus.ipynb #1715ecb0
 def write_submission(
     turns: Sequence[GroundedTurn],
     personas: Sequence[Iterable[int]],  # per turn: positions of the chosen personas

@@ -6,7 +6,7 @@
 __all__ = ['FORMS_OF_QUESTION', 'ROUNDS', 'PERSONAS', 'CANDIDATES', 'NEAR_MISSES', 'SIZES', 'Facet', 'FocusGrammar',
            'load_focus_grammar', 'wordings', 'FocusSample', 'build_focus', 'write_focus_sample']
 
-# %% ../../nbs/pkicr/08_sample.ipynb #4cb57a26
+# %% ../../nbs/pkicr/08_sample.ipynb #2aad59f7
 import re
 import string
 import zlib
@@ -24,7 +24,7 @@ from ..core.config import CdrError, data_dir, write_text
 from ..core.io import strict_json
 from .focus import read_focus
 
-# %% ../../nbs/pkicr/08_sample.ipynb #53b48b92
+# %% ../../nbs/pkicr/08_sample.ipynb #459202cf
 # What the slots of a text may be: of the landmark, numbers, and the two that depend on how a question is put.
 _PLACE = {"name", "site", "site2", "stem", "part", "town", "region", "water", "hill", "who", "year", "year2", "height",
           "steps", "visitors", "n", "m"}
@@ -155,7 +155,7 @@ def _check(grammar: FocusGrammar) -> None:
             if "name" not in _slots(text):
                 raise CdrError(f"focus grammar, facet {facet.name}: a paragraph must name its landmark: {text!r}")
 
-# %% ../../nbs/pkicr/08_sample.ipynb #e13ec02f
+# %% ../../nbs/pkicr/08_sample.ipynb #e55a9d93
 def _landmarks(
     grammar: FocusGrammar,
     count: int,
@@ -206,7 +206,7 @@ def wordings(
         return texts[:-(-2 * len(texts) // 3)]
     return texts[len(texts) // 2:] if split == "test" else texts
 
-# %% ../../nbs/pkicr/08_sample.ipynb #3af3cd6c
+# %% ../../nbs/pkicr/08_sample.ipynb #e5905968
 ROUNDS, PERSONAS, CANDIDATES = 5, 5, 10
 NEAR_MISSES = 2  # paragraphs with the right words and the wrong fact, per dialogue
 
@@ -270,7 +270,7 @@ def _plan(
     rng.shuffle(plan.rounds)
     return plan
 
-# %% ../../nbs/pkicr/08_sample.ipynb #78891179
+# %% ../../nbs/pkicr/08_sample.ipynb #31517227
 def _write(
     grammar: FocusGrammar,
     plan: _Plan,
@@ -410,7 +410,7 @@ def build_focus(
             labels.update({f"{id}/{number}": label for number, label in enumerate(written[1], 1)})
     return FocusSample(splits, labels)
 
-# %% ../../nbs/pkicr/08_sample.ipynb #2e66aa25
+# %% ../../nbs/pkicr/08_sample.ipynb #d6b9993c
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     "A Markdown table."
     lines = [list(rows[0]), ["---"] + ["---:"] * (len(rows[0]) - 1)] + [[str(value) for value in row.values()] for row in rows]
@@ -455,10 +455,12 @@ questions of the test split are in part never seen in training.
 language is generated and its facets recur ({facets} of them), so fine-tuning learns more here than it would from as few
 real dialogues; gold paragraphs are right by plan, and a reader may now and then find another one defensible. Scores on it
 are no substitute for scores on FoCus. The first wording was written before any model was run on it; after a look at the
-mistakes of a zero-shot bi-encoder four things were changed. Questions that not every wording of their paragraph
-answered, and roundabout paragraphs ("four-legged guests"), were made plain; the near-miss paragraphs were cut to two; a
-paragraph for another trait of the same traveller is no longer a candidate; neutral personas that speak of the landmark
-were added, as FoCus has them. No text was chosen by its score. **Licence.** Apache-2.0, like the project.
+mistakes of a zero-shot bi-encoder four things were changed. Questions that hardly named their family or that not every
+wording of their paragraph answered, and roundabout paragraphs ("four-legged guests"), were made plain; the near-miss
+paragraphs were cut to two; a paragraph for another trait of the same traveller is no longer a candidate; neutral
+personas that speak of the landmark were added, as FoCus has them. No text was chosen by its score.
+
+**Licence.** Apache-2.0, like the project.
 
 ## Size
 
