@@ -23,7 +23,7 @@ from cdr_lib.core.store import Store
 from cdr_lib.pkicr.focus import GroundedTurn
 from cdr_lib.pkicr.joint import CrossScorer, NliScorer, NspScorer, PairScorer, StsScorer, _sigmoid, distinct_pairs
 from cdr_lib.pkicr.prompts import FORMS, Packer, Pair, get_form, make_pairs, pack, shares
-from cdr_lib.pkicr.scorers import Bm25Scorer, BiScorer, DprScorer, TfidfScorer, get_scorer
+from cdr_lib.pkicr.scorers import BiScorer, Bm25Scorer, DprScorer, TfidfScorer, get_scorer
 
 KNOWLEDGE = ("The tower stands in Paris.", "Rome is old.", "It opened in 1889 as the gate of a world fair.",
              "A lift takes visitors up, 退款 and naïve café 👍🏽.")
@@ -404,6 +404,30 @@ def test_interrupted_work_is_kept(cross, tmp_path, monkeypatch):
     scores = scores_of(again, pairs)
     full = CrossScorer(str(cross), device="cpu")
     assert np.allclose(scores, scores_of(full, pairs), atol=1e-6) and 0 < again.tokens < full.tokens
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_workers_keep_order_and_give_the_threads_back(cross, threads, monkeypatch):
+    pairs = make_pairs([turn(f"D{i}", f"Where is number {i}?" + " really" * (i % 7)) for i in range(40)])
+    scorer = CrossScorer(str(cross), device="cpu")
+    expected = scores_of(scorer, pairs)  # one thread, by the fixture
+    torch.set_num_threads(threads)
+    try:
+        assert np.allclose(scores_of(scorer, pairs), expected, atol=1e-6) and torch.get_num_threads() == threads
+        forward, calls = scorer._reader._forward, []
+
+        def fail(sides):
+            calls.append(len(sides))
+            if len(calls) == 2:
+                raise MemoryError("no more")
+            return forward(sides)
+
+        monkeypatch.setattr(scorer._reader, "_forward", fail)
+        with pytest.raises(MemoryError):
+            scores_of(scorer, pairs)
+        assert torch.get_num_threads() == threads
+    finally:
+        torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("pairs, says", [

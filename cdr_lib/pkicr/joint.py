@@ -6,10 +6,11 @@
 __all__ = ['PairScorer', 'distinct_pairs', 'checked_scores', 'weight_count', 'library_versions', 'hub_name', 'CrossScorer',
            'StsScorer', 'NliScorer', 'NspScorer']
 
-# %% ../../nbs/pkicr/02_joint.ipynb #89d2311c
+# %% ../../nbs/pkicr/02_joint.ipynb #9cbf6213
 import time
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -24,7 +25,7 @@ from ..core.models import (check_texts, load_pretrained, pick_device, pick_dtype
 from ..core.store import Store, vector_keys
 from .prompts import Packer, Pair, Pairs
 
-# %% ../../nbs/pkicr/02_joint.ipynb #118fcae9
+# %% ../../nbs/pkicr/02_joint.ipynb #63956314
 @runtime_checkable
 class PairScorer(Protocol):
     "What the library asks of a scorer."
@@ -48,7 +49,7 @@ class PairScorer(Protocol):
         "How well each answer fits its question."
         ...
 
-# %% ../../nbs/pkicr/02_joint.ipynb #27ae8666
+# %% ../../nbs/pkicr/02_joint.ipynb #7f977677
 # Raise this number whenever a change to this module or to the packing can change scores.
 _CODE = 1
 
@@ -102,9 +103,27 @@ def library_versions() -> dict[str, str]:
     "Versions of the libraries that can change a score."
     return {name: version(name) for name in ("sentence-transformers", "transformers", "torch")}
 
-# %% ../../nbs/pkicr/02_joint.ipynb #26de4b3c
+# %% ../../nbs/pkicr/02_joint.ipynb #dac7dbbd
 _HELD = 16  # batches whose results wait on the device
 _REMEMBERED = 1 << 18  # texts whose tokens are kept from call to call
+
+
+def _side_by_side(work: Callable[[Any], Any], items: list) -> Iterator[Any]:
+    "Results in order; as many at once as torch has threads, each of which then uses one core."
+    import torch
+
+    threads = torch.get_num_threads()
+    if threads == 1 or len(items) == 1:
+        yield from map(work, items)
+        return
+    # The number belongs to the calling thread and is what new threads begin with: it is set here and in each worker.
+    torch.set_num_threads(1)
+    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
+    try:
+        yield from pool.map(work, items)
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)
 
 
 class _Reader:
@@ -151,11 +170,16 @@ class _Reader:
         sides = [tuple(self.packer.ids(text) for text in pair.texts) for pair in packed]
         lengths = np.array([len(question) + len(answer) for question, answer in sides], np.int64)
         lengths += sum(map(len, self._special))
-        held: list[tuple[np.ndarray, Any]] = []
         batches = token_batches(lengths, None, token_budget(self.device))
-        for number, rows in enumerate(batches, start=1):
-            held.append((rows, self._within_memory([sides[row] for row in rows])))
+
+        def work(rows: np.ndarray) -> Any:
+            return self._within_memory([sides[row] for row in rows])
+
+        held: list[tuple[np.ndarray, Any]] = []
+        results = _side_by_side(work, batches) if self.device == "cpu" else map(work, batches)
+        for number, (rows, out) in enumerate(zip(batches, results), start=1):
             self.tokens += int(lengths[rows].sum())
+            held.append((rows, out))
             if self.device == "cpu" or len(held) == _HELD or number == len(batches):
                 done(np.concatenate([rows for rows, _ in held]), torch.cat([out for _, out in held]).cpu().numpy())
                 held.clear()
@@ -197,7 +221,7 @@ class _Reader:
                                   for name, value in inputs.items()})
         return found.logits.float()
 
-# %% ../../nbs/pkicr/02_joint.ipynb #c2d23758
+# %% ../../nbs/pkicr/02_joint.ipynb #41c63671
 _FLUSH = 10.0  # seconds between two writes to the store
 
 
@@ -301,7 +325,7 @@ def _softmax(values: np.ndarray) -> np.ndarray:
     values = np.exp(values.astype(np.float64) - values.max(axis=1, keepdims=True))
     return values / values.sum(axis=1, keepdims=True)
 
-# %% ../../nbs/pkicr/02_joint.ipynb #595f0a8a
+# %% ../../nbs/pkicr/02_joint.ipynb #52e77223
 def hub_name(
     name: str | Path,  # folder or hub name
 ) -> str:
@@ -345,7 +369,7 @@ class StsScorer(CrossScorer):
 
     kind = "STS"
 
-# %% ../../nbs/pkicr/02_joint.ipynb #8c645889
+# %% ../../nbs/pkicr/02_joint.ipynb #5d0d2979
 class _ClassScorer(_JointScorer):
     "Probability of one class of a classifier of pairs."
 
