@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SCORERS', 'BiScorer', 'DprScorer', 'TfidfScorer', 'Bm25Scorer', 'get_scorer']
 
-# %% ../../nbs/pkicr/03_scorers.ipynb #a97853c1
+# %% ../../nbs/pkicr/03_scorers.ipynb #01ebe4fd
 import inspect
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ from .joint import (CrossScorer, NliScorer, NspScorer, PairScorer, StsScorer, ch
 from .prompts import Packer, Pair, Pairs
 from ..retrieval.bm25 import BM25, tokenize
 
-# %% ../../nbs/pkicr/03_scorers.ipynb #ccefb0e0
+# %% ../../nbs/pkicr/03_scorers.ipynb #94741727
 _CODE = 1  # raise whenever a change to this module can change scores
 _ROWS = 1 << 16  # pairs compared at once: bounds the memory
 
@@ -137,7 +137,7 @@ class BiScorer(_TowerScorer):
             self._packer = Packer(tokenizer, encoder.max_length, single=True, extra=len(prompt))
         self._encoder = _AsTheyCome(encoder) if scale == "dot" else encoder
 
-# %% ../../nbs/pkicr/03_scorers.ipynb #f7797db8
+# %% ../../nbs/pkicr/03_scorers.ipynb #3be5324d
 class _Dpr:
     "Both towers of DPR behind the interface of an encoder; vectors as they come."
 
@@ -230,7 +230,7 @@ class DprScorer(_TowerScorer):
         "Numbers in the weights of both towers."
         return sum(weight_count(model) for model, _ in self._encoder.towers.values())
 
-# %% ../../nbs/pkicr/03_scorers.ipynb #5551c1df
+# %% ../../nbs/pkicr/03_scorers.ipynb #12fbbf8b
 class _WordScorer:
     "What scorers over words share."
 
@@ -311,7 +311,7 @@ class Bm25Scorer(_WordScorer):
             scores[here] = np.asarray(block[rows[here] - start, places[here]]).ravel()
         return scores
 
-# %% ../../nbs/pkicr/03_scorers.ipynb #e5f0deeb
+# %% ../../nbs/pkicr/03_scorers.ipynb #3c070e68
 SCORERS: dict[str, type] = {"cross": CrossScorer, "bi": BiScorer, "dpr": DprScorer, "nli": NliScorer, "sts": StsScorer,
                             "nsp": NspScorer, "tfidf": TfidfScorer, "bm25": Bm25Scorer}
 
