@@ -1,4 +1,5 @@
 """Grounded turns: every form of FoCus, the own layout, the split, the sample set, and sets made of real text."""
+
 import json
 import os
 import tempfile
@@ -13,21 +14,35 @@ from hypothesis import strategies as st
 from cdr_lib.core.config import CdrError, data_dir
 from cdr_lib.core.conversation import BadRecord, Turn
 from cdr_lib.pkicr.focus import (
-    GroundedSet, GroundedTurn, normalised, read_focus, read_grounded, read_references, read_submission, split_dialogues,
-    write_grounded, write_submission,
+    GroundedSet,
+    GroundedTurn,
+    normalised,
+    read_focus,
+    read_grounded,
+    read_references,
+    read_submission,
+    split_dialogues,
+    write_grounded,
+    write_submission,
 )
 from cdr_lib.pkicr.real import dstc11_set, persona_chat_set
 from cdr_lib.pkicr.sample import SIZES, build_focus, load_focus_grammar, wordings, write_focus_sample
 
 PERSONA = ["I like towers.", "I live in Paris.", "I hate rain.", "I am 30.", "I ski."]
-ROUND_1 = {"dialogue1": ["Where is this tower?", "It is in Paris, your home."], "persona_candidates": PERSONA,
-           "persona_grounding": [False, True, False, False, False],
-           "knowledge_candidates": ["It opened in 1889.", "The tower stands in Paris.", "Rome is old."],
-           "knowledge_answer_index": 1}
-ROUND_2 = {"dialogue2": ["Where is this tower?", "It is in Paris, your home.", "How tall is it?", "It is 300 m tall."],
-           "persona_candidates": PERSONA, "persona_grounding": [False] * 5,
-           "knowledge_candidates": ["It is 300 m high.", "The tower stands in Paris.", "Rome is old."],
-           "knowledge_answer_index": 0}
+ROUND_1 = {
+    "dialogue1": ["Where is this tower?", "It is in Paris, your home."],
+    "persona_candidates": PERSONA,
+    "persona_grounding": [False, True, False, False, False],
+    "knowledge_candidates": ["It opened in 1889.", "The tower stands in Paris.", "Rome is old."],
+    "knowledge_answer_index": 1,
+}
+ROUND_2 = {
+    "dialogue2": ["Where is this tower?", "It is in Paris, your home.", "How tall is it?", "It is 300 m tall."],
+    "persona_candidates": PERSONA,
+    "persona_grounding": [False] * 5,
+    "knowledge_candidates": ["It is 300 m high.", "The tower stands in Paris.", "Rome is old."],
+    "knowledge_answer_index": 0,
+}
 FOCUS = {"dialogID": "D1", "persona": PERSONA, "utterance": [ROUND_1, ROUND_2]}
 
 
@@ -56,16 +71,22 @@ def test_PKI_01_the_reference_answer_is_out_of_every_question(tmp_path):
     assert "your home" not in repr(first) and "300 m tall" not in repr(second)
     write_grounded((first, second), tmp_path / "own.jsonl")
     assert "300 m tall" not in (tmp_path / "own.jsonl").read_text()
-    assert read_references(tmp_path / "focus.json") == {"D1/1": "It is in Paris, your home.", "D1/2": "It is 300 m tall."}
+    assert read_references(tmp_path / "focus.json") == {
+        "D1/1": "It is in Paris, your home.",
+        "D1/2": "It is 300 m tall.",
+    }
 
 
-@pytest.mark.parametrize("said, question, answers", [
-    (["Where is it?"], "Where is it?", 0),
-    (["Where is it?", "In Paris."], "Where is it?", 1),
-    (["Where is it?", "In Paris.", "How tall?"], "How tall?", 0),
-    (["Where is it?", "In Paris.", "How tall?", "300 m."], "How tall?", 1),
-    ("How tall?", "How tall?", 0),
-])
+@pytest.mark.parametrize(
+    "said, question, answers",
+    [
+        (["Where is it?"], "Where is it?", 0),
+        (["Where is it?", "In Paris."], "Where is it?", 1),
+        (["Where is it?", "In Paris.", "How tall?"], "How tall?", 0),
+        (["Where is it?", "In Paris.", "How tall?", "300 m."], "How tall?", 1),
+        ("How tall?", "How tall?", 0),
+    ],
+)
 def test_PKI_01_lists_of_odd_length_and_plain_text_keep_their_question(tmp_path, said, question, answers):
     found = read_focus(put(tmp_path, [one_round(dialogue1=said)]))
     assert found.turns[0].question() == question and found.turns[0].history[-1].role == "user"
@@ -100,8 +121,10 @@ def test_all_forms_of_a_focus_file_give_the_same_turns(tmp_path):
 
 
 def test_the_test_form_has_other_names_and_no_labels(tmp_path):
-    parts = [{f"dialogue{i}": text, "persona_candidate": PERSONA, "knowledge_candidate": ["a", "b"]}
-             for i, text in ((1, "Where is it?"), (2, "How tall is it?"))]
+    parts = [
+        {f"dialogue{i}": text, "persona_candidate": PERSONA, "knowledge_candidate": ["a", "b"]}
+        for i, text in ((1, "Where is it?"), (2, "How tall is it?"))
+    ]
     found = read_focus(put(tmp_path, [{"dialogID": "D1", "utterance": parts}]))
     assert [turn.question() for turn in found] == ["Where is it?", "How tall is it?"]
     assert all(turn.gold_personas is None and turn.gold_knowledge is None for turn in found)
@@ -109,8 +132,13 @@ def test_the_test_form_has_other_names_and_no_labels(tmp_path):
 
 
 def test_unknown_fields_are_passed_over(tmp_path):
-    record = {**one_round(hit_knowledge=["x"]), "landmark_link": "https://example.org", "knowledge": ["long"], "extra": {"a": [1]}}
-    turn, = read_focus(put(tmp_path, [record]))
+    record = {
+        **one_round(hit_knowledge=["x"]),
+        "landmark_link": "https://example.org",
+        "knowledge": ["long"],
+        "extra": {"a": [1]},
+    }
+    (turn,) = read_focus(put(tmp_path, [record]))
     assert turn.meta == {"link": "https://example.org"}
 
 
@@ -133,38 +161,48 @@ def test_an_absent_knowledge_label_is_no_label(tmp_path, value):
     assert found.turns[0].gold_knowledge is None and found.counts["unlabelled_knowledge"] == 1
 
 
-@pytest.mark.parametrize("flags, gold", [
-    ([False] * 5, ()), ([0, 1, 0, 0, 1], (1, 4)), ([True] * 5, (0, 1, 2, 3, 4)), (..., None), (None, None),
-])
+@pytest.mark.parametrize(
+    "flags, gold",
+    [
+        ([False] * 5, ()),
+        ([0, 1, 0, 0, 1], (1, 4)),
+        ([True] * 5, (0, 1, 2, 3, 4)),
+        (..., None),
+        (None, None),
+    ],
+)
 def test_no_persona_one_two_and_no_label(tmp_path, flags, gold):
     assert read_focus(put(tmp_path, [one_round(persona_grounding=flags)])).turns[0].gold_personas == gold
 
 
-@pytest.mark.parametrize("changes, message", [
-    ({"knowledge_answer_index": 3}, "gold_knowledge is 3, but there are 3"),
-    ({"knowledge_answer_index": -2}, "gold_knowledge is -2"),
-    ({"knowledge_answer_index": [0, -1]}, "gold_knowledge is -1"),
-    ({"knowledge_answer_index": True}, "not a truth value"),
-    ({"knowledge_answer_index": 1.0}, "not a number"),
-    ({"knowledge_answer_index": "1"}, "not text"),
-    ({"knowledge_answer_index": [1, 1]}, "names a candidate twice"),
-    ({"knowledge_candidates": []}, "gold_knowledge is 1, but there are 0"),
-    ({"persona_grounding": [True]}, "has 1 flags for 5 personas"),
-    ({"persona_grounding": [False] * 6}, "has 6 flags for 5 personas"),
-    ({"persona_grounding": {}}, "must be a list of flags"),
-    ({"persona_grounding": [0, 2, 0, 0, 0]}, "not 2"),
-    ({"persona_grounding": [0, None, 0, 0, 0]}, "not None"),
-    ({"persona_candidates": "I ski."}, "must be a list of texts"),
-    ({"persona_candidates": [1, 2, 3, 4, 5]}, r"persona_candidates\[0\] must be text"),
-    ({"knowledge_candidates": [None, "b"]}, r"knowledge_candidates\[0\] must be text, not null"),
-    ({"dialogue1": []}, "is empty"),
-    ({"dialogue1": ""}, "utterance is blank"),
-    ({"dialogue1": ["\u200b", "An answer."]}, "utterance is blank"),
-    ({"dialogue1": [3]}, "must be text"),
-    ({"dialogue1": ...}, "needs one field dialogue1"),
-    ({"dialogue2": ["x"]}, "needs one field"),
-    ({"knowledge_candidate": ["a"]}, "only one can be meant"),
-])
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"knowledge_answer_index": 3}, "gold_knowledge is 3, but there are 3"),
+        ({"knowledge_answer_index": -2}, "gold_knowledge is -2"),
+        ({"knowledge_answer_index": [0, -1]}, "gold_knowledge is -1"),
+        ({"knowledge_answer_index": True}, "not a truth value"),
+        ({"knowledge_answer_index": 1.0}, "not a number"),
+        ({"knowledge_answer_index": "1"}, "not text"),
+        ({"knowledge_answer_index": [1, 1]}, "names a candidate twice"),
+        ({"knowledge_candidates": []}, "gold_knowledge is 1, but there are 0"),
+        ({"persona_grounding": [True]}, "has 1 flags for 5 personas"),
+        ({"persona_grounding": [False] * 6}, "has 6 flags for 5 personas"),
+        ({"persona_grounding": {}}, "must be a list of flags"),
+        ({"persona_grounding": [0, 2, 0, 0, 0]}, "not 2"),
+        ({"persona_grounding": [0, None, 0, 0, 0]}, "not None"),
+        ({"persona_candidates": "I ski."}, "must be a list of texts"),
+        ({"persona_candidates": [1, 2, 3, 4, 5]}, r"persona_candidates\[0\] must be text"),
+        ({"knowledge_candidates": [None, "b"]}, r"knowledge_candidates\[0\] must be text, not null"),
+        ({"dialogue1": []}, "is empty"),
+        ({"dialogue1": ""}, "utterance is blank"),
+        ({"dialogue1": ["\u200b", "An answer."]}, "utterance is blank"),
+        ({"dialogue1": [3]}, "must be text"),
+        ({"dialogue1": ...}, "needs one field dialogue1"),
+        ({"dialogue2": ["x"]}, "needs one field"),
+        ({"knowledge_candidate": ["a"]}, "only one can be meant"),
+    ],
+)
 def test_bad_rounds_are_named_raised_or_collected(tmp_path, changes, message):
     bad = {**one_round(**changes), "dialogID": "D2"}
     path = put(tmp_path, {"data": [FOCUS, bad]})
@@ -175,15 +213,18 @@ def test_bad_rounds_are_named_raised_or_collected(tmp_path, changes, message):
     assert [turn.id for turn in found] == ["D1/1", "D1/2"] and len(found.rejects) == 1
 
 
-@pytest.mark.parametrize("record, message", [
-    ({"utterance": [ROUND_1]}, "no dialogID"),
-    ({"dialogID": " ", "utterance": [ROUND_1]}, "no dialogID"),
-    ({"dialogID": "D2"}, "must be a list of rounds"),
-    ({"dialogID": "D2", "utterance": ["x"]}, "must be an object"),
-    ({"dialogID": "D2", "utterance": [ROUND_1, ROUND_1]}, "dialogue1 occurs twice"),
-    ([1], "must be an object"),
-    ({"dialogID": "D1", "utterance": [{**ROUND_1, "knowledge_answer_index": 0}]}, "two different turns"),
-])
+@pytest.mark.parametrize(
+    "record, message",
+    [
+        ({"utterance": [ROUND_1]}, "no dialogID"),
+        ({"dialogID": " ", "utterance": [ROUND_1]}, "no dialogID"),
+        ({"dialogID": "D2"}, "must be a list of rounds"),
+        ({"dialogID": "D2", "utterance": ["x"]}, "must be an object"),
+        ({"dialogID": "D2", "utterance": [ROUND_1, ROUND_1]}, "dialogue1 occurs twice"),
+        ([1], "must be an object"),
+        ({"dialogID": "D1", "utterance": [{**ROUND_1, "knowledge_answer_index": 0}]}, "two different turns"),
+    ],
+)
 def test_bad_dialogues(tmp_path, record, message):
     with pytest.raises(CdrError, match=message):
         read_focus(put(tmp_path, [FOCUS, record]))
@@ -195,15 +236,18 @@ def test_the_same_dialogue_twice_is_one_and_counted(tmp_path):
     assert len(found) == 2 and found.counts["repeats"] == 2
 
 
-@pytest.mark.parametrize("text, message", [
-    (json.dumps({"data": [FOCUS, FOCUS]})[:-40], "rest of the file cannot be read"),
-    (json.dumps({"data": [FOCUS]})[:-1], "cut"),
-    (json.dumps([FOCUS])[:-1], "a comma or"),
-    (json.dumps({"data": [one_round(knowledge_answer_index=float("nan"))]}), "NaN"),
-    ('{"data": [{"dialogID": "D1", "dialogID": "D2", "utterance": []}]}', "occurs twice in one object"),
-    ('{"data": {}}', "no dialogID"),
-    ("not json", "not JSON"),
-])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        (json.dumps({"data": [FOCUS, FOCUS]})[:-40], "rest of the file cannot be read"),
+        (json.dumps({"data": [FOCUS]})[:-1], "cut"),
+        (json.dumps([FOCUS])[:-1], "a comma or"),
+        (json.dumps({"data": [one_round(knowledge_answer_index=float("nan"))]}), "NaN"),
+        ('{"data": [{"dialogID": "D1", "dialogID": "D2", "utterance": []}]}', "occurs twice in one object"),
+        ('{"data": {}}', "no dialogID"),
+        ("not json", "not JSON"),
+    ],
+)
 def test_broken_files(tmp_path, text, message):
     with pytest.raises(CdrError, match=message):
         read_focus(put(tmp_path, text))
@@ -230,8 +274,10 @@ def test_hostile_text_is_shown_as_text(tmp_path):
 
 def test_own_layout_keeps_all_there_is(tmp_path):
     turns = read_focus(put(tmp_path, {"data": [FOCUS]})).turns
-    more = [replace(turns[0], dialogue="D2", gold_personas=None, gold_knowledge=(0, 2), meta={"a": [1, None]}),
-            replace(turns[0], dialogue="D3", personas=(), gold_personas=())]
+    more = [
+        replace(turns[0], dialogue="D2", gold_personas=None, gold_knowledge=(0, 2), meta={"a": [1, None]}),
+        replace(turns[0], dialogue="D3", personas=(), gold_personas=()),
+    ]
     for name in ("own.jsonl", "own.jsonl.gz"):
         assert write_grounded((*turns, *more), tmp_path / name) == 4
         assert read_grounded(tmp_path / name).turns == (*turns, *more)
@@ -254,8 +300,16 @@ def grounded_turns(draw):
         return draw(st.one_of(st.none(), some))
 
     meta = draw(st.dictionaries(TEXT, st.one_of(TEXT, st.integers(-9, 9), st.none(), st.booleans()), max_size=2))
-    return GroundedTurn(draw(SPOKEN), draw(st.integers(1, 99)), (*said, Turn("user", draw(SPOKEN))), personas, knowledge,
-                        gold(len(personas)), gold(len(knowledge)), meta)
+    return GroundedTurn(
+        draw(SPOKEN),
+        draw(st.integers(1, 99)),
+        (*said, Turn("user", draw(SPOKEN))),
+        personas,
+        knowledge,
+        gold(len(personas)),
+        gold(len(knowledge)),
+        meta,
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -268,16 +322,32 @@ def test_own_layout_round_trip(turns):
 
 
 def test_loose_layouts(tmp_path):
-    found = read_grounded(put(tmp_path, [
-        {"dialogue": "Is it steep?", "knowledges": ["Yes.", "No."], "gold_knowledge_index": 1, "unknown": 1},
-        {"id": 7, "dialogue": ["Hello.", "Hi!", "Is it far?"], "personas": ["I walk.", "I ride."], "gold_personas": [0, 1]},
-        {"id": "x", "number": 3, "dialogue": ["Why?"], "persona": ["I ask."], "persona_index": -1}], "other.json"))
+    found = read_grounded(
+        put(
+            tmp_path,
+            [
+                {"dialogue": "Is it steep?", "knowledges": ["Yes.", "No."], "gold_knowledge_index": 1, "unknown": 1},
+                {
+                    "id": 7,
+                    "dialogue": ["Hello.", "Hi!", "Is it far?"],
+                    "personas": ["I walk.", "I ride."],
+                    "gold_personas": [0, 1],
+                },
+                {"id": "x", "number": 3, "dialogue": ["Why?"], "persona": ["I ask."], "persona_index": -1},
+            ],
+            "other.json",
+        )
+    )
     assert [turn.id for turn in found] == ["1/1", "7/1", "x/3"]
     assert [turn.gold_knowledge for turn in found] == [(1,), None, None]
     assert [turn.gold_personas for turn in found] == [None, (0, 1), None]
-    for row, message in (({"personas": []}, "dialogue is empty"), ({"dialogue": ["a"], "knowledge": ["x"], "gold_knowledge": 1}, "is 1"),
-                         ({"dialogue": [{"role": "bot", "text": "x"}]}, "role 'bot'"), ({"dialogue": ["a"], "number": 0}, "1 or more"),
-                         ({"dialogue": ["a"], "gold_knowledge": 0, "gold_knowledge_index": 0, "knowledge": ["x"]}, "only one")):
+    for row, message in (
+        ({"personas": []}, "dialogue is empty"),
+        ({"dialogue": ["a"], "knowledge": ["x"], "gold_knowledge": 1}, "is 1"),
+        ({"dialogue": [{"role": "bot", "text": "x"}]}, "role 'bot'"),
+        ({"dialogue": ["a"], "number": 0}, "1 or more"),
+        ({"dialogue": ["a"], "gold_knowledge": 0, "gold_knowledge_index": 0, "knowledge": ["x"]}, "only one"),
+    ):
         with pytest.raises(BadRecord, match=message):
             read_grounded(put(tmp_path, [row]))
 
@@ -286,15 +356,25 @@ def test_loose_layouts(tmp_path):
 
 
 def rounds(id: str, texts, persona: str | None = None) -> list[GroundedTurn]:
-    return [GroundedTurn(id, number, (Turn("user", text),), (persona or f"I am {id}.",), (f"About {id}.", "Other."), (), (0,))
-            for number, text in enumerate(texts, 1)]
+    return [
+        GroundedTurn(
+            id, number, (Turn("user", text),), (persona or f"I am {id}.",), (f"About {id}.", "Other."), (), (0,)
+        )
+        for number, text in enumerate(texts, 1)
+    ]
 
 
 def test_TRN_03_split_is_by_dialogue_and_copies_stay_together():
     # conversations c1..c4 of 5 turns; c4 says what c1 says; test_fraction 0.25, seed 7
-    turns = [turn for id in ("c1", "c2", "c3", "c4")
-             for turn in rounds(id, [f"{'c1' if id == 'c4' else id} asks {i}" for i in range(5)])]
-    turns = [replace(turn, history=(Turn("user", turn.question().upper() + " !"),)) if turn.dialogue == "c4" else turn for turn in turns]
+    turns = [
+        turn
+        for id in ("c1", "c2", "c3", "c4")
+        for turn in rounds(id, [f"{'c1' if id == 'c4' else id} asks {i}" for i in range(5)])
+    ]
+    turns = [
+        replace(turn, history=(Turn("user", turn.question().upper() + " !"),)) if turn.dialogue == "c4" else turn
+        for turn in turns
+    ]
     split = split_dialogues(turns, {"train": 0.75, "test": 0.25}, seed=7)
     sides = {side: {turn.dialogue for turn in part} for side, part in split.items()}
     assert not sides["train"] & sides["test"] and sides["train"] | sides["test"] == {"c1", "c2", "c3", "c4"}
@@ -308,7 +388,9 @@ def test_TRN_03_split_is_by_dialogue_and_copies_stay_together():
 
 @pytest.mark.parametrize("seed", range(5))
 def test_TRN_03_many_pairs_of_one_turn_and_shared_personas(seed):
-    turns = [turn for i in range(60) for turn in rounds(f"c{i}", [f"{i} a", f"{i} b"], "I am we." if i % 6 == 0 else None)]
+    turns = [
+        turn for i in range(60) for turn in rounds(f"c{i}", [f"{i} a", f"{i} b"], "I am we." if i % 6 == 0 else None)
+    ]
     split = split_dialogues(turns, seed=seed)
     sides = [{turn.dialogue for turn in part} for part in split.values()]
     assert sum(map(len, sides)) == 60 and not any(a & b for i, a in enumerate(sides) for b in sides[:i])
@@ -321,7 +403,10 @@ def test_TRN_03_an_equal_row_joins_and_an_equal_question_alone_does_not():
     assert [len(part) for part in split_dialogues(turns, {"a": 0.5, "b": 0.5}).values()] == [10, 10]
     with pytest.raises(CdrError, match="form 1 groups"):
         split_dialogues(turns, {"a": 0.5, "b": 0.5}, join=["utterance"])
-    row = [replace(turn, knowledge=("Same.", "Other.")) if turn.number == 1 and turn.dialogue in ("c2", "c7") else turn for turn in turns]
+    row = [
+        replace(turn, knowledge=("Same.", "Other.")) if turn.number == 1 and turn.dialogue in ("c2", "c7") else turn
+        for turn in turns
+    ]
     for seed in range(8):
         sides = [{turn.dialogue for turn in part} for part in split_dialogues(row, {"a": 0.5, "b": 0.5}, seed).values()]
         assert any({"c2", "c7"} <= side for side in sides)
@@ -346,17 +431,27 @@ def test_unknown_join_and_no_dialogues():
 def test_submission_round_trip_and_faults(tmp_path):
     turns = read_focus(put(tmp_path, {"data": [FOCUS]})).turns
     write_submission(turns, [[1], []], [1, 0], tmp_path / "s.json")
-    assert json.loads((tmp_path / "s.json").read_text()) == \
-        [{"D1": [{"pg": [0, 1, 0, 0, 0], "kg": 1}, {"pg": [0, 0, 0, 0, 0], "kg": 0}]}]
+    assert json.loads((tmp_path / "s.json").read_text()) == [
+        {"D1": [{"pg": [0, 1, 0, 0, 0], "kg": 1}, {"pg": [0, 0, 0, 0, 0], "kg": 0}]}
+    ]
     assert read_submission(tmp_path / "s.json") == {"D1/1": ((1,), 1), "D1/2": ((), 0)}
-    for arguments, message in ((([turns[1]], [[]], [0]), "every round"), ((turns[::-1], [[], []], [0, 0]), "every round"),
-                               ((turns, [[5], []], [0, 0]), "chosen persona is 5"), ((turns, [[], []], [0, -1]), "chosen knowledge is -1"),
-                               ((turns, [[]], [0, 0]), "do not match")):
+    for arguments, message in (
+        (([turns[1]], [[]], [0]), "every round"),
+        ((turns[::-1], [[], []], [0, 0]), "every round"),
+        ((turns, [[5], []], [0, 0]), "chosen persona is 5"),
+        ((turns, [[], []], [0, -1]), "chosen knowledge is -1"),
+        ((turns, [[]], [0, 0]), "do not match"),
+    ):
         with pytest.raises(CdrError, match=message):
             write_submission(*arguments, tmp_path / "bad.json")
     assert not (tmp_path / "bad.json").exists()
-    for value, message in (([1], "list of objects"), ([{"D": [{"pg": [2], "kg": 0}]}], "not 2"), ([{"D": [{"kg": 0}]}], "pg of round 1"),
-                           ([{"D": [{"pg": [], "kg": True}]}], "kg of round 1"), ([{"D": [{"pg": [], "kg": 0}]}] * 2, "twice")):
+    for value, message in (
+        ([1], "list of objects"),
+        ([{"D": [{"pg": [2], "kg": 0}]}], "not 2"),
+        ([{"D": [{"kg": 0}]}], "pg of round 1"),
+        ([{"D": [{"pg": [], "kg": True}]}], "kg of round 1"),
+        ([{"D": [{"pg": [], "kg": 0}]}] * 2, "twice"),
+    ):
         with pytest.raises(BadRecord, match=message):
             read_submission(put(tmp_path, value))
 
@@ -395,8 +490,11 @@ def test_sample_splits_share_no_landmark_no_personas_no_row():
     found = {}
     for split in SIZES:
         turns = read_focus(data_dir() / "sample" / "focus" / f"{split}.json").turns
-        found[split] = {turn.meta["link"] for turn in turns} | {tuple(sorted(map(normalised, turn.personas))) for turn in turns} | \
-            {(normalised(turn.question()), turn.knowledge[turn.gold_knowledge[0]]) for turn in turns}
+        found[split] = (
+            {turn.meta["link"] for turn in turns}
+            | {tuple(sorted(map(normalised, turn.personas))) for turn in turns}
+            | {(normalised(turn.question()), turn.knowledge[turn.gold_knowledge[0]]) for turn in turns}
+        )
     assert not (found["train"] & found["valid"] | found["train"] & found["test"] | found["valid"] & found["test"])
 
 
@@ -424,14 +522,18 @@ def test_sample_depends_on_its_seed_alone(sample):
     assert build_focus().splits == sample.splits and build_focus(seed=1).splits != sample.splits
 
 
-@pytest.mark.parametrize("change, message", [
-    (lambda text: text.replace("{name}", "{nome}", 1), "unknown slot 'nome'"),
-    (lambda text: text.replace("gist:", "gust:", 1), "unknown entry|gist is needed"),
-    (lambda text: text.replace("    near:", "    far:", 1), "near must be a list"),
-    (lambda text: text.replace("{part}", "{part", 1), "expected"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda text: text.replace("{name}", "{nome}", 1), "unknown slot 'nome'"),
+        (lambda text: text.replace("gist:", "gust:", 1), "unknown entry|gist is needed"),
+        (lambda text: text.replace("    near:", "    far:", 1), "near must be a list"),
+        (lambda text: text.replace("{part}", "{part", 1), "expected"),
+    ],
+)
 def test_a_broken_grammar_is_an_error(tmp_path, change, message):
     import shutil
+
     folder = shutil.copytree(data_dir() / "sample" / "focus_grammar", tmp_path / "grammar")
     path = folder / "facets" / "body.yaml"
     path.write_text(change(path.read_text()))
@@ -467,8 +569,12 @@ def test_real_dstc11(dstc11):
     gold = [{turn.knowledge[i] for i in turn.gold_knowledge} for turn in found]
     assert gold == [{turn.knowledge[i] for i in turn.gold_knowledge} for turn in dstc11_set(distractors=3, seed=5)]
     folder = Path(os.environ["CDR_DATA"]) / "dstc11-track5"
-    replies = [label["response"] for label in json.loads((folder / "val" / "labels.json").read_text()) if label["target"]]
-    assert not any(reply in said.text for reply, turn in zip(replies, found) if len(reply) > 40 for said in turn.history)
+    replies = [
+        label["response"] for label in json.loads((folder / "val" / "labels.json").read_text()) if label["target"]
+    ]
+    assert not any(
+        reply in said.text for reply, turn in zip(replies, found) if len(reply) > 40 for said in turn.history
+    )
     with pytest.raises(CdrError, match="labels, but"):
         dstc11_set(split="test")
 

@@ -6,7 +6,7 @@
 __all__ = ['GOLD_NAMES', 'JOINS', 'GroundedTurn', 'GroundedSet', 'by_dialogue', 'read_focus', 'read_references', 'read_grounded',
            'write_grounded', 'normalised', 'Split', 'split_dialogues', 'write_submission', 'read_submission']
 
-# %% ../../nbs/pkicr/00_focus.ipynb #2598a85c
+# %% ../../nbs/pkicr/00_focus.ipynb #7003bf0c
 import re
 import unicodedata
 from collections import Counter
@@ -24,7 +24,7 @@ from ..core.conversation import BadRecord, Turn, escape_html, is_blank
 from ..core.io import open_new, strict_json
 from ..core.records import ON_ERROR, Record, Reject, Rejects, excerpt, json_records, kind_of, one_of
 
-# %% ../../nbs/pkicr/00_focus.ipynb #d798c0ca
+# %% ../../nbs/pkicr/00_focus.ipynb #2e42520c
 def _texts(value: Any, what: str) -> tuple[str, ...]:
     if not isinstance(value, (list, tuple)):
         raise BadRecord(f"{what} must be a list of texts, not {kind_of(value)}")
@@ -106,13 +106,14 @@ class GroundedTurn:
     ) -> str:
         "The dialogue `D` of the paper's prompts: the last utterances, joined by a space."
         if history < 1:
-            raise CdrError(f"history must be 1 or more, not {history}: without the user's utterance there is no question")
+            raise CdrError(f"history must be 1 or more, not {history}: the question is the user's utterance at least")
         return " ".join(turn.text for turn in self.history[-history:] if not is_blank(turn.text))
 
     def _repr_html_(self) -> str:
         def rows(texts: tuple[str, ...], gold: tuple[int, ...] | None) -> str:
-            return "".join(f"<li>{'<b>' if i in (gold or ()) else ''}{escape_html(text)}{'</b>' if i in (gold or ()) else ''}"
-                           "</li>" for i, text in enumerate(texts))
+            shown = [f"<b>{escape_html(text)}</b>" if i in (gold or ()) else escape_html(text) for i, text in enumerate(texts)]
+            return "".join(f"<li>{text}</li>" for text in shown)
+
         talk = "".join(f"<p><b>{escape_html(turn.speaker or turn.role)}</b> {escape_html(turn.text)}</p>"
                        for turn in self.history)
         parts = [f"<p>{name}{' (not labelled)' if gold is None else ''}</p><ol start='0'>{rows(texts, gold)}</ol>"
@@ -121,7 +122,7 @@ class GroundedTurn:
         return ("<div class='tex2jax_ignore mathjax_ignore' style='text-align:left'>"
                 f"<small>{escape_html(self.id)}</small>{talk}{''.join(parts)}</div>")
 
-# %% ../../nbs/pkicr/00_focus.ipynb #41b6271d
+# %% ../../nbs/pkicr/00_focus.ipynb #a5705025
 @dataclass(frozen=True)
 class GroundedSet:
     "Turns with candidates, in the order of the file."
@@ -159,6 +160,9 @@ class GroundedSet:
         def words(texts: Iterable[str]) -> float | None:
             return mean(len(text.split()) for text in texts)
 
+        used = sum(len(turn.gold_personas) for turn in labelled)
+        flags = sum(len(turn.personas) for turn in labelled)
+        chances = [len(turn.gold_knowledge) / len(turn.knowledge) for turn in known if turn.knowledge]
         rows = {
             "dialogues": len(self.dialogues),
             "turns": len(turns),
@@ -166,12 +170,11 @@ class GroundedSet:
             "turns with persona labels": len(labelled),
             "share without a persona": mean(not turn.gold_personas for turn in labelled),
             "share with two or more personas": mean(len(turn.gold_personas) > 1 for turn in labelled),
-            "share of negative persona flags": _share((len(turn.personas) - len(turn.gold_personas) for turn in labelled),
-                                                      (len(turn.personas) for turn in labelled)),
+            "share of negative persona flags": 1 - used / flags if flags else None,
             "knowledge candidates per turn": mean(len(turn.knowledge) for turn in turns),
             "turns with knowledge labels": len(known),
             "gold knowledge per turn": mean(len(turn.gold_knowledge) for turn in known),
-            "knowledge accuracy by chance": mean(len(turn.gold_knowledge) / len(turn.knowledge) for turn in known if turn.knowledge),
+            "knowledge accuracy by chance": mean(chances),
             "words per utterance": words(turn.question() for turn in turns),
             "words per persona": words({text for turn in turns for text in turn.personas}),
             "words per knowledge": words({text for turn in turns for text in turn.knowledge}),
@@ -182,14 +185,10 @@ class GroundedSet:
     def _repr_html_(self) -> str:
         def shown(value: Any) -> str:
             return "" if value is None else f"{value:,.3f}" if isinstance(value, float) else f"{value:,}"
-        rows = "".join(f"<tr><th>{name}</th><td>{shown(value)}</td></tr>" for name, value in self.summary()[self.name].items())
+        rows = "".join(f"<tr><th>{name}</th><td>{shown(value)}</td></tr>"
+                       for name, value in self.summary()[self.name].items())
         table = f"<table><tr><th></th><th>{escape_html(self.name)}</th></tr>{rows}</table>"
         return table + (self.rejects._repr_html_() if self.rejects else "")
-
-
-def _share(parts: Iterable[int], wholes: Iterable[int]) -> float | None:
-    whole = sum(wholes)
-    return sum(parts) / whole if whole else None
 
 
 def by_dialogue(turns: Iterable[GroundedTurn]) -> dict[str, tuple[GroundedTurn, ...]]:
@@ -199,9 +198,10 @@ def by_dialogue(turns: Iterable[GroundedTurn]) -> dict[str, tuple[GroundedTurn, 
         found.setdefault(turn.dialogue, []).append(turn)
     return {id: tuple(rounds) for id, rounds in found.items()}
 
-# %% ../../nbs/pkicr/00_focus.ipynb #e71d4ee9
+# %% ../../nbs/pkicr/00_focus.ipynb #fc3533f8
 _ROUND = re.compile(r"dialogue(\d*)")
-_FIELDS = {"personas": ("persona_candidates", "persona_candidate"), "knowledge": ("knowledge_candidates", "knowledge_candidate")}
+_FIELDS = {"personas": ("persona_candidates", "persona_candidate"),
+           "knowledge": ("knowledge_candidates", "knowledge_candidate")}
 
 
 def _one(row: Mapping, names: Sequence[str], what: str) -> Any:
@@ -312,7 +312,7 @@ def _focus_turns(
         except BadRecord as error:
             reject(error, f"{id}/{number}")
 
-# %% ../../nbs/pkicr/00_focus.ipynb #219bbd0e
+# %% ../../nbs/pkicr/00_focus.ipynb #610fea07
 def _read(
     records: Iterable[Record],
     parse: Callable[[Any, Counter, Callable], Iterable[GroundedTurn]],
@@ -326,9 +326,11 @@ def _read(
             # The turn's id is a part of the message already where the turn itself complained.
             where = "" if not error.where or error.where == id else f"{error.where}: "
             if on_error == "raise":
-                raise _Stop(f"{where}{error.reason}", where=f"{record.file}:{record.line}" + (f", {id}" if id else "")) from error
+                place = f"{record.file}:{record.line}" + (f", {id}" if id else "")
+                raise _Stop(f"{where}{error.reason}", where=place) from error
             counts["rejected"] += 1
-            rejects.append(Reject(record.file, record.line, excerpt(id), where + error.reason, excerpt(record.raw, record.at)))
+            rejects.append(Reject(record.file, record.line, excerpt(id), where + error.reason,
+                                  excerpt(record.raw, record.at)))
 
         counts["records"] += 1
         try:
@@ -346,7 +348,8 @@ def _read(
                 counts["unlabelled_personas"] += bool(turn.personas) and turn.gold_personas is None
                 counts["unlabelled_knowledge"] += bool(turn.knowledge) and turn.gold_knowledge is None
                 counts["blank_candidates"] += sum(map(is_blank, turn.personas + turn.knowledge))
-                counts["repeated_candidates"] += sum(len(texts) - len(set(texts)) for texts in (turn.personas, turn.knowledge))
+                counts["repeated_candidates"] += sum(len(texts) - len(set(texts))
+                                                     for texts in (turn.personas, turn.knowledge))
         except _Stop:
             raise
         except BadRecord as error:
@@ -389,10 +392,11 @@ def read_references(
             raise BadRecord(error.reason, where=f"{record.file}:{record.line}") from error
     return found
 
-# %% ../../nbs/pkicr/00_focus.ipynb #3a9a17ab
+# %% ../../nbs/pkicr/00_focus.ipynb #8611c731
 GOLD_NAMES = {
     "gold_personas": ("gold_personas", "gold_persona", "gold_persona_index", "gold_persona_indices", "persona_index"),
-    "gold_knowledge": ("gold_knowledge", "gold_knowledges", "gold_knowledge_index", "gold_knowledge_indices", "knowledge_index"),
+    "gold_knowledge": ("gold_knowledge", "gold_knowledges", "gold_knowledge_index", "gold_knowledge_indices",
+                       "knowledge_index"),
 }
 
 
@@ -458,7 +462,7 @@ def write_grounded(
             lines.write(strict_json(row, f"turn {turn.id!r}").encode("utf-8") + b"\n")
     return len(seen)
 
-# %% ../../nbs/pkicr/00_focus.ipynb #637eae4f
+# %% ../../nbs/pkicr/00_focus.ipynb #c2153de3
 JOINS = ("dialogue", "row", "personas", "utterance")
 
 
@@ -499,7 +503,8 @@ def split_dialogues(
 ) -> Split:
     "Divide turns by dialogue, so that no dialogue and no copy of one stands on two sides."
     fractions = {"train": 0.8, "valid": 0.1, "test": 0.1} if fractions is None else dict(fractions)
-    if not fractions or any(not 0 < share <= 1 for share in fractions.values()) or abs(sum(fractions.values()) - 1) > 1e-9:
+    shares = list(fractions.values())
+    if not shares or not all(0 < share <= 1 for share in shares) or abs(sum(shares) - 1) > 1e-9:
         raise CdrError(f"fractions must be positive and sum to 1, not {fractions}")
     for kind in join:
         one_of("join", kind, JOINS)
@@ -529,19 +534,20 @@ def split_dialogues(
         dealt[side] += 1
         side_of.update(dict.fromkeys(groups[place], side))
     if empty := [side for side in fractions if not dealt[side]]:
-        raise CdrError(f"no dialogue is left for {', '.join(empty)}: {len(dialogues)} dialogues form {len(groups)} groups "
-                       "that must stay whole; use more dialogues, fewer sides, or a weaker join")
+        raise CdrError(f"no dialogue is left for {', '.join(empty)}: {len(dialogues)} dialogues form {len(groups)} "
+                       "groups that must stay whole; use more dialogues, fewer sides, or a weaker join")
     split = Split((side, []) for side in fractions)
     for id, rounds in dialogues.items():
         split[side_of[id]].extend(rounds)
     counts = Counter(side_of.values())
     split.report = pd.DataFrame({
         "wanted": fractions, "achieved": {side: counts[side] / len(dialogues) for side in fractions},
-        "dialogues": {side: counts[side] for side in fractions}, "turns": {side: len(split[side]) for side in fractions},
+        "dialogues": {side: counts[side] for side in fractions},
+        "turns": {side: len(split[side]) for side in fractions},
         "groups": {side: dealt[side] for side in fractions}}).loc[list(fractions)]
     return split
 
-# %% ../../nbs/pkicr/00_focus.ipynb #1715ecb0
+# %% ../../nbs/pkicr/00_focus.ipynb #6af3ebbf
 def write_submission(
     turns: Sequence[GroundedTurn],
     personas: Sequence[Iterable[int]],  # per turn: positions of the chosen personas
@@ -550,7 +556,8 @@ def write_submission(
 ) -> int:  # how many turns were written
     "Write choices in the competition's form: `[{dialogID: [{pg, kg}, ...]}, ...]`."
     if not len(turns) == len(personas) == len(knowledge):
-        raise CdrError(f"{len(turns)} turns, {len(personas)} choices of persona and {len(knowledge)} of knowledge do not match")
+        raise CdrError(f"{len(turns)} turns, {len(personas)} choices of persona and {len(knowledge)} of knowledge "
+                       "do not match")
     rows: dict[str, list[dict]] = {}
     for turn, chosen, index in zip(turns, personas, knowledge):
         try:
@@ -561,8 +568,8 @@ def write_submission(
         rounds = rows.setdefault(turn.dialogue, [])
         rounds.append({"pg": [int(place in chosen) for place in range(len(turn.personas))], "kg": index})
         if turn.number != len(rounds):
-            raise CdrError(f"{turn.id} stands where round {len(rounds)} of its dialogue belongs: a submission has every "
-                           "round, in order")
+            raise CdrError(f"{turn.id} stands where round {len(rounds)} of its dialogue belongs: a submission has "
+                           "every round, in order")
     # One dialogue per line: compact, and readable.
     text = ",\n".join(strict_json({id: rounds}, f"dialogue {id!r}") for id, rounds in rows.items())
     with open_new(path) as file:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['GROUNDED_SOURCES', 'dstc11_set', 'persona_chat_set']
 
-# %% ../../nbs/pkicr/09_real.ipynb #67fe1069
+# %% ../../nbs/pkicr/09_real.ipynb #ec9e1581
 import csv
 import re
 from collections import Counter, defaultdict
@@ -21,16 +21,17 @@ from ..core.records import existing_file
 from ..core.sources import Source
 from .focus import GroundedSet, GroundedTurn, normalised
 
-# %% ../../nbs/pkicr/09_real.ipynb #c499c6e3
+# %% ../../nbs/pkicr/09_real.ipynb #012a4a0b
 def _corpus(path: str | Path | None, name: str) -> Path:
     "The path, or the corpus of that name under `CDR_DATA`."
     if path is not None:
         return Path(path)
     if (root := corpora_dir()) is None:
-        raise CdrError(f"{name} is not part of the repository: set CDR_DATA to the folder that holds it, or give its path")
+        raise CdrError(f"{name} is not part of the repository: set CDR_DATA to the folder that holds it, or give its "
+                       "path")
     return root / name
 
-# %% ../../nbs/pkicr/09_real.ipynb #db321044
+# %% ../../nbs/pkicr/09_real.ipynb #e7ad165d
 _ROLES = {"U": "user", "S": "assistant"}
 
 
@@ -42,7 +43,8 @@ def _snippets(knowledge: Mapping) -> dict[tuple, dict[tuple, str]]:
             name = entry.get("name") or domain
             texts = {("review", doc, sent): text for doc, review in (entry.get("reviews") or {}).items()
                      for sent, text in review["sentences"].items()}
-            texts |= {("faq", doc, ""): f"{faq['question']} {faq['answer']}" for doc, faq in (entry.get("faqs") or {}).items()}
+            texts |= {("faq", doc, ""): f"{faq['question']} {faq['answer']}"
+                      for doc, faq in (entry.get("faqs") or {}).items()}
             found[domain, entity] = {key: f"{name}: {text}" for key, text in texts.items()}
     return found
 
@@ -63,7 +65,7 @@ def _gold_texts(labels: Any, snippets: Mapping) -> tuple[list[tuple], list[str]]
 
 
 def dstc11_set(
-    folder: str | Path | None = None,  # holds knowledge.json and a folder per split; default: dstc11-track5 under CDR_DATA
+    folder: str | Path | None = None,  # default: dstc11-track5 under CDR_DATA
     split: str = "val",
     distractors: int = 9,  # per turn; fewer only where the corpus has no more
     seed: int = 0,
@@ -73,8 +75,9 @@ def dstc11_set(
         raise CdrError(f"distractors must be 0 or more, not {distractors}")
     folder = _corpus(folder, "dstc11-track5")
     if not (folder / split / "logs.json").is_file():
-        labels = " (there are labels, but a label without its dialogue is nothing to search with)"
-        raise CdrError(f"{folder / split} has no logs.json{labels if (folder / split / 'labels.json').is_file() else ''}")
+        only = (folder / split / "labels.json").is_file()
+        raise CdrError(f"{folder / split} has no logs.json"
+                       + " (there are labels, but a label without its dialogue is nothing to search with)" * only)
     logs, labels = (read_json(folder / split / f"{part}.json") for part in ("logs", "labels"))
     if not isinstance(logs, list) or not isinstance(labels, list) or len(logs) != len(labels):
         raise CdrError(f"{folder / split}: logs.json and labels.json must be lists of equal length")
@@ -100,8 +103,9 @@ def dstc11_set(
             # A stream per turn: more turns, or another order, change nobody's distractors.
             rng = np.random.default_rng([seed, place])
             texts = dict.fromkeys(gold)
+            domains = dict.fromkeys(domain for domain, _ in places)
             for pool in ([text for one in places for text in snippets[one].values()],
-                         [text for domain in dict.fromkeys(domain for domain, _ in places) for text in of_domain[domain]]):
+                         [text for domain in domains for text in of_domain[domain]]):
                 missing = len(gold) + distractors - len(texts)
                 if missing > 0:
                     free = [text for text in dict.fromkeys(pool) if text not in texts]
@@ -115,11 +119,12 @@ def dstc11_set(
         except BadRecord as error:
             raise BadRecord(error.reason, where=f"{folder / split}, record {place}") from error
         except (KeyError, TypeError, AttributeError) as error:
-            raise BadRecord(f"not in the form of the track: {error!r}", where=f"{folder / split}, record {place}") from error
+            where = f"{folder / split}, record {place}"
+            raise BadRecord(f"not in the form of the track: {error!r}", where=where) from error
     counts["turns"] = len(turns)
     return GroundedSet(f"dstc11-{split}", tuple(turns), counts=counts)
 
-# %% ../../nbs/pkicr/09_real.ipynb #4b7b3fbd
+# %% ../../nbs/pkicr/09_real.ipynb #4db2ac73
 _COLUMNS = ("user 1 personas", "user 2 personas", "Best Generated Conversation")
 # Some lines carry list marks or bold type around the speaker.
 _SAID = re.compile(r"[\s*]*User ?([12])[\s*]*:[\s*]*(.*)")
@@ -148,7 +153,8 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:  # (line on which
         with open(path, encoding="utf-8-sig", newline="") as file:
             rows = csv.DictReader(file, strict=True)
             if missing := [name for name in _COLUMNS if name not in (rows.fieldnames or ())]:
-                raise CdrError(f"{path} lacks the column {missing[0]!r}: it has {', '.join(map(repr, rows.fieldnames or ()))}")
+                there = ", ".join(map(repr, rows.fieldnames or ()))
+                raise CdrError(f"{path} lacks the column {missing[0]!r}: it has {there or 'none'}")
             for row in rows:
                 if any(row[name] is None for name in _COLUMNS):
                     raise BadRecord("the row is too short", where=f"{path}:{rows.line_num}")
@@ -226,14 +232,15 @@ def persona_chat_set(
     counts.update(records=len(rows), turns=len(turns))
     return GroundedSet(path.stem, tuple(turns), counts=counts)
 
-# %% ../../nbs/pkicr/09_real.ipynb #8e665eaf
+# %% ../../nbs/pkicr/09_real.ipynb #56f925ab
 GROUNDED_SOURCES = {
     source.name: source
     for source in (
         Source("dstc11", "DSTC11 Track 5: task-oriented dialogue with subjective knowledge", dstc11_set,
                "Turns that seek no knowledge; the reference responses; who wrote a review. Distractors are drawn here.",
                "CDLA-Sharing-1.0", True,
-               "Zhao et al. 2023: \"What do others think?\": Task-Oriented Conversational Modeling with Subjective Knowledge",
+               "Zhao et al. 2023: \"What do others think?\": Task-Oriented Conversational Modeling with Subjective "
+               "Knowledge",
                "https://github.com/alexa/dstc11-track5"),
         Source("persona_chat", "Synthetic-Persona-Chat", persona_chat_set,
                "Lines before the first speaker. Distractors are drawn here.", "CC BY 4.0", True,

@@ -6,12 +6,12 @@
 __all__ = ['FORMS_OF_QUESTION', 'ROUNDS', 'PERSONAS', 'CANDIDATES', 'NEAR_MISSES', 'SIZES', 'Facet', 'FocusGrammar',
            'load_focus_grammar', 'wordings', 'FocusSample', 'build_focus', 'write_focus_sample']
 
-# %% ../../nbs/pkicr/08_sample.ipynb #2aad59f7
+# %% ../../nbs/pkicr/08_sample.ipynb #5005b2e8
 import re
 import string
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from ..core.config import CdrError, data_dir, write_text
 from ..core.io import strict_json
 from .focus import read_focus
 
-# %% ../../nbs/pkicr/08_sample.ipynb #459202cf
+# %% ../../nbs/pkicr/08_sample.ipynb #5f98b061
 # What the slots of a text may be: of the landmark, numbers, and the two that depend on how a question is put.
 _PLACE = {"name", "site", "site2", "stem", "part", "town", "region", "water", "hill", "who", "year", "year2", "height",
           "steps", "visitors", "n", "m"}
@@ -109,7 +109,8 @@ def load_focus_grammar(
         texts = _lists(entry, wanted, f"{family or 'facts'}.{name}")
         if "gist" not in entry or ("you" in entry) != bool(family):
             raise CdrError(f"focus grammar, {family or 'facts'}.{name}: gist is needed, and you for a trait alone")
-        facets[name] = Facet(name, family, texts.pop("persona", ()), **texts, you=entry.get("you", ""), gist=entry["gist"])
+        facets[name] = Facet(name, family, texts.pop("persona", ()), **texts, you=entry.get("you", ""),
+                             gist=entry["gist"])
 
     for path in sorted((folder / "facets").glob("*.yaml")):
         family = read(path)
@@ -155,7 +156,7 @@ def _check(grammar: FocusGrammar) -> None:
             if "name" not in _slots(text):
                 raise CdrError(f"focus grammar, facet {facet.name}: a paragraph must name its landmark: {text!r}")
 
-# %% ../../nbs/pkicr/08_sample.ipynb #e55a9d93
+# %% ../../nbs/pkicr/08_sample.ipynb #918063fe
 def _landmarks(
     grammar: FocusGrammar,
     count: int,
@@ -206,7 +207,7 @@ def wordings(
         return texts[:-(-2 * len(texts) // 3)]
     return texts[len(texts) // 2:] if split == "test" else texts
 
-# %% ../../nbs/pkicr/08_sample.ipynb #e5905968
+# %% ../../nbs/pkicr/08_sample.ipynb #2b03f58c
 ROUNDS, PERSONAS, CANDIDATES = 5, 5, 10
 NEAR_MISSES = 2  # paragraphs with the right words and the wrong fact, per dialogue
 
@@ -235,7 +236,8 @@ def _plan(
     plan = _Plan()
 
     def pick(facets: Iterable[Facet]) -> str:
-        free = [facet.name for facet in facets if facet.name not in plan.used() and grammar.agree(facet.name, plan.used())]
+        used = plan.used()
+        free = [facet.name for facet in facets if facet.name not in used and grammar.agree(facet.name, used)]
         return str(rng.choice(free)) if free else ""
 
     with_persona = int(rng.choice([1, 2, 3, 4], p=[0.15, 0.38, 0.35, 0.12]))
@@ -270,7 +272,7 @@ def _plan(
     rng.shuffle(plan.rounds)
     return plan
 
-# %% ../../nbs/pkicr/08_sample.ipynb #31517227
+# %% ../../nbs/pkicr/08_sample.ipynb #7bcb66c6
 def _write(
     grammar: FocusGrammar,
     plan: _Plan,
@@ -329,14 +331,15 @@ def _write(
     # Paragraphs. A trait's own paragraph is a candidate only where it is right; the others are there in every round.
     right = {name: _fill(choose(facets[name].knows), landmark, name) for name in plan.used()}
     common = [text for name, text in right.items() if name not in signs]
-    foreign_text = _fill(choose(facets[about].knows), foreign, about) if (about := str(rng.choice(named or [""]))) else ""
+    about = str(rng.choice(named)) if named else ""
+    foreign_text = _fill(choose(facets[about].knows), foreign, about) if about else ""
     wrong = {str(name): _fill(choose(facets[str(name)].other), landmark, str(name))
              for name in rng.permutation([part.facet for part in plan.rounds])[:NEAR_MISSES]}
     # The rest of the article: matters that nobody asks about and that are none of this traveller's.
     taken = {facets[name].family for name in (*signs, *plan.rivals)} | silent
     unasked = [facet for facet in facets.values() if facet.name not in right and facet.family not in taken
                and grammar.agree(facet.name, plan.used())]
-    spare = [_fill(choose(facet.knows), landmark, facet.name) for facet in rng.permutation(np.array(unasked, dtype=object))]
+    spare = [_fill(choose(unasked[i].knows), landmark, unasked[i].name) for i in rng.permutation(len(unasked))]
     article = list(dict.fromkeys([*right.values(), *wrong.values(), *spare[:CANDIDATES // 2]]))
     personas = [personas[i] for i in rng.permutation(PERSONAS)]
 
@@ -410,10 +413,11 @@ def build_focus(
             labels.update({f"{id}/{number}": label for number, label in enumerate(written[1], 1)})
     return FocusSample(splits, labels)
 
-# %% ../../nbs/pkicr/08_sample.ipynb #d6b9993c
+# %% ../../nbs/pkicr/08_sample.ipynb #b32a5f05
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     "A Markdown table."
-    lines = [list(rows[0]), ["---"] + ["---:"] * (len(rows[0]) - 1)] + [[str(value) for value in row.values()] for row in rows]
+    head = [list(rows[0]), ["---"] + ["---:"] * (len(rows[0]) - 1)]
+    lines = head + [[str(value) for value in row.values()] for row in rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -421,7 +425,8 @@ def _statistics(folder: Path, sample: FocusSample) -> tuple[str, str]:
     "Size and labels of the written files, and the forms of question, as Markdown tables."
     sets = [read_focus(folder / f"{split}.json", name=split) for split in sample.splits]
     frame = pd.concat([one.summary() for one in sets], axis=1).drop(index="rejected")
-    frame.loc["landmarks"] = [len({record["landmark_link"] for record in records}) for records in sample.splits.values()]
+    frame.loc["landmarks"] = [len({record["landmark_link"] for record in records})
+                              for records in sample.splits.values()]
 
     def shown(value: Any) -> str:
         return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else f"{value:,}"
