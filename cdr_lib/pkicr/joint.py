@@ -6,7 +6,7 @@
 __all__ = ['PairScorer', 'distinct_pairs', 'checked_scores', 'weight_count', 'library_versions', 'hub_name', 'CrossScorer',
            'StsScorer', 'NliScorer', 'NspScorer']
 
-# %% ../../nbs/pkicr/02_joint.ipynb #b9e6b226
+# %% ../../nbs/pkicr/02_joint.ipynb #2b93d512
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +25,7 @@ from ..core.models import (check_texts, load_pretrained, pick_device, pick_dtype
 from ..core.store import Store, vector_keys
 from .prompts import Packer, Pair, Pairs
 
-# %% ../../nbs/pkicr/02_joint.ipynb #0c4a9430
+# %% ../../nbs/pkicr/02_joint.ipynb #944c68f7
 @runtime_checkable
 class PairScorer(Protocol):
     "What the library asks of a scorer."
@@ -49,7 +49,7 @@ class PairScorer(Protocol):
         "How well each answer fits its question."
         ...
 
-# %% ../../nbs/pkicr/02_joint.ipynb #7fc327ee
+# %% ../../nbs/pkicr/02_joint.ipynb #be287f09
 # Raise this number whenever a change to this module or to the packing can change scores.
 _CODE = 1
 
@@ -103,7 +103,7 @@ def library_versions() -> dict[str, str]:
     "Versions of the libraries that can change a score."
     return {name: version(name) for name in ("sentence-transformers", "transformers", "torch")}
 
-# %% ../../nbs/pkicr/02_joint.ipynb #475de3ff
+# %% ../../nbs/pkicr/02_joint.ipynb #f21477be
 _HELD = 16  # batches whose results wait on the device
 _REMEMBERED = 1 << 18  # texts whose tokens are kept from call to call
 
@@ -221,7 +221,7 @@ class _Reader:
                                   for name, value in inputs.items()})
         return found.logits.float()
 
-# %% ../../nbs/pkicr/02_joint.ipynb #f20906e8
+# %% ../../nbs/pkicr/02_joint.ipynb #97945b1c
 _FLUSH = 10.0  # seconds between two writes to the store
 
 
@@ -325,7 +325,7 @@ def _softmax(values: np.ndarray) -> np.ndarray:
     values = np.exp(values.astype(np.float64) - values.max(axis=1, keepdims=True))
     return values / values.sum(axis=1, keepdims=True)
 
-# %% ../../nbs/pkicr/02_joint.ipynb #68c15e51
+# %% ../../nbs/pkicr/02_joint.ipynb #1364d4ed
 def hub_name(
     name: str | Path,  # folder or hub name
 ) -> str:
@@ -369,7 +369,7 @@ class StsScorer(CrossScorer):
 
     kind = "STS"
 
-# %% ../../nbs/pkicr/02_joint.ipynb #ecd6e380
+# %% ../../nbs/pkicr/02_joint.ipynb #cb82403c
 class _ClassScorer(_JointScorer):
     "Probability of one class of a classifier of pairs."
 
