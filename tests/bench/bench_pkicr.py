@@ -72,13 +72,13 @@ def bench(quick: bool = False) -> list[dict]:
             pairs = make_pairs(some)
             texts = [pair.texts for pair in pairs.pairs]
 
-            def loop() -> np.ndarray:
+            def loop(texts=texts) -> np.ndarray:
                 return np.concatenate([reference.predict(texts[start:start + 10]) for start in range(0, len(texts), 10)])
 
             reference.predict(texts[:10])  # warms up
             for scorer in scorers.values():
                 scorer.score(pairs.pairs[:10], progress=False)
-            runs = {**{dtype: lambda scorer=scorer: scorer.score(pairs, progress=False)
+            runs = {**{dtype: lambda scorer=scorer, pairs=pairs: scorer.score(pairs, progress=False)
                        for dtype, scorer in scorers.items()}, "reference": loop}
             times, found = dict.fromkeys(runs, float("inf")), {}
             before, peak = process.memory_info().rss, 0
