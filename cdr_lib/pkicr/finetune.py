@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TrainingPairs', 'training_pairs', 'answer_pairs', 'Batches', 'distinct_batches', 'finetune']
 
-# %% ../../nbs/pkicr/06_finetune.ipynb #a2b1db18
+# %% ../../nbs/pkicr/06_finetune.ipynb #a7215ae3
 import heapq
 import math
 import os
@@ -28,7 +28,7 @@ from ..core.models import (load_pretrained, packaged_minilm, pick_device, pick_d
 from .focus import GroundedTurn
 from .prompts import FORMS, Packer, Pair, get_form, make_pairs
 
-# %% ../../nbs/pkicr/06_finetune.ipynb #d4dc1d26
+# %% ../../nbs/pkicr/06_finetune.ipynb #a972abe5
 class TrainingPairs(NamedTuple):
     "Pairs with their labels. `finetune(base, pairs, labels, ...)` takes the first two."
 
@@ -97,7 +97,7 @@ def answer_pairs(
     return TrainingPairs([made.pairs[row] for row in rows], right[rows].astype(np.float32),
                          {"turns": len(used), "left out": left_out, "pairs": len(rows), "right": int(right.sum())})
 
-# %% ../../nbs/pkicr/06_finetune.ipynb #df8376af
+# %% ../../nbs/pkicr/06_finetune.ipynb #6fbc6afe
 def _texts(pair) -> tuple[str, str]:
     question, answer = pair.texts if hasattr(pair, "texts") else pair
     return question, answer
@@ -175,7 +175,7 @@ def distinct_batches(
     batches = tuple(np.array(held[number]) for number in rng.permutation(len(held)) if held[number])
     return Batches(batches, batch_size)
 
-# %% ../../nbs/pkicr/06_finetune.ipynb #442321ed
+# %% ../../nbs/pkicr/06_finetune.ipynb #a3b7ba31
 _CODE = 1  # raise whenever a change to this module can change weights
 _LOSSES = {"cross": ("bce",), "bi": ("cosine", "in_batch")}
 _SCALE = 20.0  # of cosines before the softmax
@@ -265,12 +265,13 @@ class _Learner:
         network = getattr(network, "base_model", network)
         stack = next((part for part in network.modules() if isinstance(part, torch.nn.ModuleList)
                       and len(part) == getattr(network.config, "num_hidden_layers", -1)), None)
-        if stack is None or not 0 < layers <= len(stack):
-            raise CdrError(f"frozen={layers}: this model has {'no layers that can be told apart' if stack is None else f'{len(stack)} layers'}")
+        if stack is None or not 0 <= layers <= len(stack):
+            raise CdrError(f"frozen={layers}: this model has " + ("no layers that can be told apart" if stack is None
+                                                                  else f"0 to {len(stack)} layers to keep"))
         for part in (getattr(network, "embeddings", None) or network.get_input_embeddings(), *stack[:layers]):
             part.requires_grad_(False)
 
-# %% ../../nbs/pkicr/06_finetune.ipynb #75e8736d
+# %% ../../nbs/pkicr/06_finetune.ipynb #498e1738
 def _settings_of(learner: _Learner, name: str, revision: str | None, texts: Sequence, labels: np.ndarray,
                  valid: tuple | None, chosen: dict) -> dict:
     "Everything that decides the weights."
@@ -350,7 +351,7 @@ def finetune(
     learning_rate: float = 2e-5,  # at its highest; a new head on little data wants more
     warmup: float = 0.1,  # share of the steps in which the rate rises; it falls linearly after
     weight_decay: float = 0.01,
-    frozen: int = 0,  # lowest layers, and then the embeddings too, that stay as they are: faster
+    frozen: int | None = None,  # how many of the lowest layers stay as they are, and the embeddings with them: faster
     max_length: int | None = None,  # tokens of a pair (cross) or a text (bi); None: the model's own
     seed: int = 0,  # of a new head, the order and dropout
     device: str | None = None,  # see `pick_device`
@@ -387,7 +388,7 @@ def finetune(
         torch.manual_seed(seed)  # a new head is random
         learner = load_pretrained(lambda local: _Learner(kind, name, device, revision, max_length, local), name,
                                   f"{kind}-encoder", revision)
-        if frozen:
+        if frozen is not None:
             learner.freeze(frozen)
         texts = learner.read(pairs)
         truncated = learner.truncated
