@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PairScores', 'score_knowledge', 'pool_knowledge', 'retrieve_knowledge', 'score_personas', 'Grounding', 'ground']
 
-# %% ../../nbs/pkicr/04_ground.ipynb #89c36049
+# %% ../../nbs/pkicr/04_ground.ipynb #700a5598
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ from .measure import Ragged, choose_personas
 from .prompts import Form, Pairs, get_form, make_pairs
 from .scorers import PairScorer
 
-# %% ../../nbs/pkicr/04_ground.ipynb #f76bacfb
+# %% ../../nbs/pkicr/04_ground.ipynb #28abfa7a
 @dataclass(frozen=True, eq=False)
 class PairScores:
     "Scores of the pairs of many turns."
@@ -111,7 +111,7 @@ class PairScores:
 def _side_file(path: Path) -> Path:
     return path.with_name(path.name + ".json")
 
-# %% ../../nbs/pkicr/04_ground.ipynb #4c8202a3
+# %% ../../nbs/pkicr/04_ground.ipynb #a5772597
 _CODE = 1  # raise whenever a change to this module can change scores
 
 
@@ -154,7 +154,7 @@ def _of_all(pairs: Pairs, places: Sequence[int]) -> Pairs:
     "Pairs of some turns, with the positions that these have among all."
     return Pairs(pairs.pairs, np.asarray(places, np.int64)[pairs.turn], pairs.persona, pairs.knowledge, pairs.form)
 
-# %% ../../nbs/pkicr/04_ground.ipynb #6ecc7f34
+# %% ../../nbs/pkicr/04_ground.ipynb #0584b731
 def score_knowledge(
     turns: Iterable[GroundedTurn],  # those without knowledge candidates have no pairs
     scorer: PairScorer,
@@ -201,7 +201,7 @@ def retrieve_knowledge(
     found[some] = pooled.order()[pooled.offsets[:-1][some]] - pooled.offsets[:-1][some]
     return found
 
-# %% ../../nbs/pkicr/04_ground.ipynb #ae81e763
+# %% ../../nbs/pkicr/04_ground.ipynb #85545219
 def score_personas(
     turns: Iterable[GroundedTurn],  # those without personas have no pairs
     knowledge: Sequence[int] | None,  # paragraph of each turn, from `retrieve_knowledge`; None: the form has none
@@ -228,7 +228,7 @@ def score_personas(
     pairs = make_pairs([turns[place] for place in places], form, history, "all+null" if form.has_null else "all", which)
     return _score([turn.id for turn in turns], _of_all(pairs, places), scorer, {"history": history}, path, progress)
 
-# %% ../../nbs/pkicr/04_ground.ipynb #0474ebf5
+# %% ../../nbs/pkicr/04_ground.ipynb #59b57b60
 @dataclass(frozen=True, eq=False)
 class Grounding:
     "What the answer of each turn stands on: R = {D, P, K} (eq. 8)."
@@ -310,6 +310,7 @@ def ground(
     pool: Literal["max", "mean"] = "max",  # over personas, for the knowledge
     at_most: int | None = 1,  # personas per turn; None: all that reach the threshold
     history: int = 1,  # last utterances that make D
+    folder: str | Path | None = None,  # where the scores are kept, as knowledge.parquet and persona.parquet
     progress: bool = True,
 ) -> Grounding:
     "Find the knowledge of each turn, then its personas with that knowledge (eq. 1-8)."
@@ -319,14 +320,15 @@ def ground(
             raise CdrError(f"{persona_scorer.name} scores on the scale {persona_scorer.scale!r}, which has no natural "
                            "threshold: choose one on validation data (calibrate)")
         threshold = 0.5
+    paths = [None if folder is None else Path(folder) / f"{part}.parquet" for part in ("knowledge", "persona")]
     if with_knowledge := [turn.id for turn in turns if turn.knowledge]:
         if knowledge_scorer is None:
             raise CdrError(f"turn {with_knowledge[0]} has knowledge candidates, but there is no scorer for them")
-        knowledge_scores = score_knowledge(turns, knowledge_scorer, knowledge_form, history, progress=progress)
+        knowledge_scores = score_knowledge(turns, knowledge_scorer, knowledge_form, history, paths[0], progress)
         knowledge = retrieve_knowledge(knowledge_scores, pool)
     else:
         knowledge_scores, knowledge = None, np.full(len(turns), -1)
-    persona_scores = score_personas(turns, knowledge, persona_scorer, persona_form, history, progress=progress)
+    persona_scores = score_personas(turns, knowledge, persona_scorer, persona_form, history, paths[1], progress)
     chosen = choose_personas(persona_scores.by_turn(), threshold, at_most)
     return Grounding(tuple(turns), tuple(knowledge.tolist()), tuple(chosen), float(threshold), knowledge_scores, persona_scores,
                      pool)
