@@ -14,7 +14,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from cdr_lib.core.config import CdrError, file_hash, read_json
 from cdr_lib.core.conversation import Turn
 from cdr_lib.core.models import packaged_minilm
-from cdr_lib.pkicr.finetune import answer_pairs, distinct_batches, finetune, training_pairs
+from cdr_lib.pkicr.finetune import answer_pairs, cloze_pairs, distinct_batches, finetune, training_pairs
 from cdr_lib.pkicr.focus import GroundedTurn, read_focus, read_submission
 from cdr_lib.pkicr.ground import (PairScores, ground, pool_knowledge, retrieve_knowledge, score_knowledge,
                                   score_personas)
@@ -532,6 +532,32 @@ def test_a_diverging_run_is_an_error(tiny, tmp_path, monkeypatch):
     with pytest.raises(CdrError, match="epoch 1, step 1"):
         finetune(tiny["cross"], PAIRS, LABELS, tmp_path / "m", **FAST)
     assert not list(tmp_path.iterdir())
+
+
+def test_cloze_pairs_come_from_the_knowledge_alone(tmp_path):
+    turns = [GroundedTurn("D", i, (Turn("user", f"question {i}"),), ("persona",),
+                          tuple(" ".join(f"w{i}{k}{n}" for n in range(12)) for k in range(3))) for i in (1, 2)]
+    pairs, labels, counts = cloze_pairs(turns, seed=1)
+    assert counts == {"passages": 6, "left out": 0, "pairs": 12, "right": 6} and labels.tolist() == [1, 0] * 6
+    passages = {turn.number: set(turn.knowledge) for turn in turns}
+    for right, wrong in zip(pairs[::2], pairs[1::2]):
+        question, text = right.texts
+        assert wrong.texts[0] == question and question in text and question not in wrong.texts[1]
+        assert 4 <= len(question.split()) <= 8
+        assert any({text, wrong.texts[1]} <= group for group in passages.values())
+    assert cloze_pairs(turns, seed=1).pairs == pairs != cloze_pairs(turns, seed=2).pairs
+    with pytest.raises(CdrError, match="nothing to cut"):
+        cloze_pairs(focus(tmp_path))
+
+
+def test_without_dropout_order_is_all_the_chance_there_is(tiny, tmp_path):
+    one = dict(FAST, batch_size=len(PAIRS), epochs=1)
+    with_it, again, without = (finetune(tiny["cross"], PAIRS, LABELS, tmp_path / name, dropout=dropout, **one)
+                               for name, dropout in (("a", None), ("b", 0.1), ("c", 0.0)))
+    losses = [read_json(path / "training.json")["history"][0]["loss"] for path in (with_it, again, without)]
+    assert losses[0] == losses[1] != losses[2]
+    with pytest.raises(CdrError, match="dropout=1"):
+        finetune(tiny["cross"], PAIRS, LABELS, tmp_path / "d", dropout=1, **FAST)
 
 
 def test_training_pairs_follow_the_labels():
