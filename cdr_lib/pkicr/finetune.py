@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TrainingPairs', 'training_pairs', 'answer_pairs', 'cloze_pairs', 'Batches', 'distinct_batches', 'finetune']
 
-# %% ../../nbs/pkicr/06_finetune.ipynb #29e5a054
+# %% ../../nbs/pkicr/06_finetune.ipynb #b3c15831
 import heapq
 import math
 import os
@@ -28,7 +28,7 @@ from ..core.models import (load_pretrained, packaged_minilm, pick_device, pick_d
 from .focus import GroundedTurn
 from .prompts import FORMS, Packer, Pair, get_form, make_pairs
 
-# %% ../../nbs/pkicr/06_finetune.ipynb #1c4a8db2
+# %% ../../nbs/pkicr/06_finetune.ipynb #1361c7b5
 class TrainingPairs(NamedTuple):
     "Pairs with their labels. `finetune(base, pairs, labels, ...)` takes the first two."
 
@@ -97,7 +97,7 @@ def answer_pairs(
     return TrainingPairs([made.pairs[row] for row in rows], right[rows].astype(np.float32),
                          {"turns": len(used), "left out": left_out, "pairs": len(rows), "right": int(right.sum())})
 
-# %% ../../nbs/pkicr/06_finetune.ipynb #e35606f7
+# %% ../../nbs/pkicr/06_finetune.ipynb #24ff6a27
 def cloze_pairs(
     turns: Iterable[GroundedTurn],
     n: int | None = None,  # passages to use, drawn at random; None: all
@@ -125,7 +125,7 @@ def cloze_pairs(
     return TrainingPairs(pairs, labels, {"passages": len(pairs) // 2, "left out": len(texts) - len(pairs) // 2,
                                          "pairs": len(pairs), "right": len(pairs) // 2})
 
-# %% ../../nbs/pkicr/06_finetune.ipynb #536d9643
+# %% ../../nbs/pkicr/06_finetune.ipynb #55179b85
 def _texts(pair) -> tuple[str, str]:
     question, answer = pair.texts if hasattr(pair, "texts") else pair
     return question, answer
@@ -203,7 +203,7 @@ def distinct_batches(
     batches = tuple(np.array(held[number]) for number in rng.permutation(len(held)) if held[number])
     return Batches(batches, batch_size)
 
-# %% ../../nbs/pkicr/06_finetune.ipynb #072804ab
+# %% ../../nbs/pkicr/06_finetune.ipynb #ad7d05ca
 _CODE = 1  # raise whenever a change to this module can change weights
 _LOSSES = {"cross": ("bce",), "bi": ("cosine", "in_batch")}
 _SCALE = 20.0  # of cosines before the softmax
@@ -309,7 +309,7 @@ class _Learner:
         for part in (getattr(network, "embeddings", None) or network.get_input_embeddings(), *stack[:layers]):
             part.requires_grad_(False)
 
-# %% ../../nbs/pkicr/06_finetune.ipynb #40cda623
+# %% ../../nbs/pkicr/06_finetune.ipynb #2993682d
 def _settings_of(learner: _Learner, name: str, revision: str | None, texts: Sequence, labels: np.ndarray,
                  valid: tuple | None, chosen: dict) -> dict:
     "Everything that decides the weights."
