@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['evaluate', 'printable', 'search_corpus', 'report', 'parser', 'main']
 
-# %% ../nbs/cli.ipynb #0fbf8b4a
+# %% ../nbs/cli.ipynb #6e107a7b
 import argparse
 import os
 import re
+import signal
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -20,7 +21,7 @@ from .core.config import CdrError, json_dumps, nan_to_null, write_json, write_te
 from .core.conversation import is_blank
 from .retrieval.segment import GRANULARITIES
 
-# %% ../nbs/cli.ipynb #54cc5f69
+# %% ../nbs/cli.ipynb #65a02d87
 def evaluate(args: argparse.Namespace) -> int:
     "Run `cdr evaluate`."
     from cdr_lib.core.collection import TASK_AREAS
@@ -67,7 +68,7 @@ def _baseline(text: str | None) -> str | tuple[str, str] | None:
     name, _, granularity = (text or "").rpartition(":")
     return (name, granularity) if granularity in GRANULARITIES and name else text
 
-# %% ../nbs/cli.ipynb #7f08c1f1
+# %% ../nbs/cli.ipynb #d1dcb9fc
 def printable(
     text: str,
 ) -> str:  # line ends stay
@@ -128,13 +129,14 @@ def _shown_hit(hit: dict, conversation, colour: bool, context: int) -> str:
         lines.append(f"     ... {len(conversation) - last} later")
     return "\n".join(lines) + "\n"
 
-# %% ../nbs/cli.ipynb #67561909
+# %% ../nbs/cli.ipynb #4087cb1d
 def report(args: argparse.Namespace) -> int:
     "Run `cdr report`."
     from cdr_lib.reporting.index import write_index
     from cdr_lib.reporting.provenance import portable
     from cdr_lib.reporting.run import exit_code, load_profiles, run_profile
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a stopped report ends its notebooks, too
     if args.list:
         for name, profile in load_profiles().items():
             print(f"{name:<10} {len(profile.jobs)} jobs  {profile.title}")
@@ -152,7 +154,7 @@ def report(args: argparse.Namespace) -> int:
     print(portable(index))
     return exit_code(summary)
 
-# %% ../nbs/cli.ipynb #9ada29bb
+# %% ../nbs/cli.ipynb #fd2f7e38
 def parser() -> argparse.ArgumentParser:
     "The argument parser of `cdr` with all commands."
     form = argparse.ArgumentDefaultsHelpFormatter
@@ -236,7 +238,7 @@ def _positive(text: str) -> int:
 def _natural(text: str) -> int:
     return 0 if text == "0" else _positive(text)
 
-# %% ../nbs/cli.ipynb #a86ad958
+# %% ../nbs/cli.ipynb #926f4122
 def main(
     argv: Sequence[str] | None = None,  # default: the process's arguments
 ) -> int:  # exit code: 0 success, 1 error or failed report, 2 wrong call, 130 interrupted

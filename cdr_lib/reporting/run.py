@@ -6,7 +6,7 @@
 __all__ = ['Job', 'Profile', 'profiles_path', 'load_profiles', 'load_profile', 'Task', 'plan', 'missing_data', 'publishable',
            'fingerprint', 'run_profile', 'exit_code']
 
-# %% ../../nbs/reporting/02_run.ipynb #2a0ff445
+# %% ../../nbs/reporting/02_run.ipynb #17603cf2
 import itertools
 import json
 import os
@@ -39,7 +39,7 @@ from cdr_lib.reporting.provenance import (
     read_record, tree_hash,
 )
 
-# %% ../../nbs/reporting/02_run.ipynb #e0a4737c
+# %% ../../nbs/reporting/02_run.ipynb #d13cee23
 @dataclass(frozen=True)
 class Job:
     "One report notebook with its parameters."
@@ -119,7 +119,7 @@ class Profile:
         "Where its results lie."
         return reports_dir() / self.name
 
-# %% ../../nbs/reporting/02_run.ipynb #7478f58c
+# %% ../../nbs/reporting/02_run.ipynb #f2176c3c
 class _Yaml(yaml.SafeLoader):
     def construct_mapping(self, node, deep=False):
         keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
@@ -193,7 +193,7 @@ def _profile(name: str, entry: Any, where: str) -> Profile:
         jobs.append(Job(job, **spec))
     return Profile(name, tuple(jobs), entry.get("title") or "")
 
-# %% ../../nbs/reporting/02_run.ipynb #5f09952b
+# %% ../../nbs/reporting/02_run.ipynb #82d33c65
 @dataclass(frozen=True)
 class Task:
     "One run of one notebook."
@@ -321,7 +321,7 @@ def missing_data(
             missing.append(name)
     return missing
 
-# %% ../../nbs/reporting/02_run.ipynb #774feb22
+# %% ../../nbs/reporting/02_run.ipynb #f4c41041
 def publishable(
     notebook: Mapping,  # executed, nbformat 4
     scrubber: Scrubber,
@@ -385,7 +385,7 @@ def _scrub_output(output: dict, scrubber: Scrubber) -> dict | None:
         kept["data"] = {kind: value if _BINARY.match(kind) else scrubber.tree(value) for kind, value in data.items()}
     return kept
 
-# %% ../../nbs/reporting/02_run.ipynb #e92d9955
+# %% ../../nbs/reporting/02_run.ipynb #9fd1c2a1
 def _child() -> None:
     "Entry of the child process: a task as JSON on standard input, messages as JSON lines on standard output."
     spec = json.load(sys.stdin)
@@ -511,11 +511,13 @@ def _bad_file(paths: Iterable[str], scrubber: Scrubber, notebook: Mapping) -> di
                 return problem("BadJson", str(error))
     return None
 
-# %% ../../nbs/reporting/02_run.ipynb #3f48bb8e
+# %% ../../nbs/reporting/02_run.ipynb #8e76a1d3
 class _Children:
     "Running child processes, and how to end them."
 
-    def __init__(self):
+    def __init__(self, threads: int):
+        # Models in notebooks side by side would otherwise all claim every core, and wait for one another.
+        self._threads = str(threads)
         self._running: set[subprocess.Popen] = set()
         self._lock = threading.Lock()
         self.stopped = False
@@ -559,7 +561,7 @@ class _Children:
     def _start(self) -> subprocess.Popen:
         # The child and its kernel import the library that was hashed, from wherever they start.
         library = str(Path(cdr_lib.__file__).resolve().parents[1])
-        environment = {**os.environ, "CDR_ROOT": str(project_root()),
+        environment = {"OMP_NUM_THREADS": self._threads, **os.environ, "CDR_ROOT": str(project_root()),
                        "PYTHONPATH": os.pathsep.join(filter(None, [library, os.environ.get("PYTHONPATH")]))}
         with self._lock:
             if self.stopped:
@@ -584,7 +586,7 @@ class _Children:
             except subprocess.TimeoutExpired:
                 os.killpg(child.pid, signal.SIGKILL)
 
-# %% ../../nbs/reporting/02_run.ipynb #5d4007da
+# %% ../../nbs/reporting/02_run.ipynb #fc398a89
 def fingerprint(
     task: Task,
     needed: Mapping[str, Mapping[str, str]],  # outputs of the tasks that it needs
@@ -658,7 +660,7 @@ def _alone(profile: Profile) -> Iterator[None]:
             raise CdrError(f"profile {profile.name} is being run by another process: wait for its end") from error
         yield
 
-# %% ../../nbs/reporting/02_run.ipynb #5824dfc8
+# %% ../../nbs/reporting/02_run.ipynb #a05dcf23
 def run_profile(
     profile: str | Profile,
     only: Iterable[str] | None = None,  # names of jobs; what they need is brought up to date too
@@ -701,7 +703,7 @@ def _run_tasks(profile: Profile, tasks: list[Task], forced: set[str], workers: i
 
     states, common, commit = _load_states(profile), _common(), git_state()
     done: dict[str, dict] = {}
-    children, lock = _Children(), threading.Lock()
+    children, lock = _Children(max(1, (os.cpu_count() or 1) // workers)), threading.Lock()
     bars = {"unit": "cell", "disable": not progress, "mininterval": 0.2 if sys.stderr.isatty() else 10,
             "bar_format": "{desc:<32} {bar:20} {n_fmt}/{total_fmt} cells {elapsed}"}
 
@@ -788,7 +790,7 @@ def _preview(profile: Profile, tasks: list[Task], only: list[str] | None, force:
                      "parameters": dict(task.params)})
     return pd.DataFrame(rows, columns=["task", "status", "reason", "notebook", "parameters"])
 
-# %% ../../nbs/reporting/02_run.ipynb #2ba82c94
+# %% ../../nbs/reporting/02_run.ipynb #54a5ac18
 def _forget_others(profile: Profile, done: Mapping[str, Mapping]) -> None:
     "Tasks that the profile no longer has: remove their states and the files that only they wrote."
     states = _load_states(profile)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Table', 'ordered', 'score_grid']
 
-# %% ../../nbs/reporting/04_tables.ipynb #888a9a58
+# %% ../../nbs/reporting/04_tables.ipynb #8b84f8ef
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,13 +18,14 @@ from ..core import tables
 from ..core.config import CdrError, nan_to_null, write_json, write_text
 from .provenance import portable, record
 
-# %% ../../nbs/reporting/04_tables.ipynb #43d2bb24
+# %% ../../nbs/reporting/04_tables.ipynb #61f2a6a7
 @dataclass(kw_only=True)
 class Table(tables.Table):
     "A table of a report, with its source files."
 
     sources: Sequence[str | Path] = ()  # files that the numbers come from
     measured: bool = False  # holds times, which differ from run to run
+    trained: bool = False  # comes from models that were trained here: another processor may round otherwise
     verdicts: Sequence[Mapping[str, Any]] = ()  # rows for the report's overview, see `reporting.published`
 
     def save(
@@ -37,22 +38,23 @@ class Table(tables.Table):
         texts = {".md": self.to_markdown(), ".html": self.to_html(), ".tex": self.to_latex(f"tab:{name}"),
                  ".csv": self.to_csv()}
         paths = [write_text(record(f"{folder}/{name}{suffix}"), text) for suffix, text in texts.items()]
-        about = {"kind": "table", "title": self.title, "note": self.note, "measured": self.measured,
+        about = {"kind": "table", "title": self.title, "note": self.note, "measured": self.measured, "trained": self.trained,
                  "sources": [portable(source) for source in self.sources],
                  "verdicts": nan_to_null([dict(row) for row in self.verdicts])}
         return [*paths, write_json(record(f"{folder}/{name}.json"), about)]
 
     def _notes(self) -> list[str]:
         measured = "Measured on one machine: these numbers differ from run to run." if self.measured else ""
+        trained = "From models trained in this report: another processor may give other last digits." if self.trained else ""
         source = "Source: " + ", ".join(map(portable, self.sources)) if self.sources else ""
-        return [text for text in (measured, *super()._notes(), source) if text]
+        return [text for text in (measured, *super()._notes(), trained, source) if text]
 
 
 def _check_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
         raise CdrError(f"file name {name!r}: use letters, digits, '.', '-' and '_' only")
 
-# %% ../../nbs/reporting/04_tables.ipynb #00fe8651
+# %% ../../nbs/reporting/04_tables.ipynb #f412865b
 def ordered(
     values: Sequence[Any],  # what occurs in the data
     order: Sequence[Any],  # how it is to be shown
