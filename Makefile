@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 SHELL := /bin/bash
 
 .DEFAULT_GOAL := help
-.PHONY: help setup report test docs lab bench pins readme nbs clean
+.PHONY: help setup report test docs lab bench pins nbs clean
 
 help:
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
