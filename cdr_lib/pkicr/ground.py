@@ -20,9 +20,9 @@ from ..core.config import (CdrError, atomic_path, file_hash, json_dumps, read_js
                                  write_text)
 from ..core.conversation import escape_html
 from .focus import GroundedTurn, write_submission
+from .joint import PairScorer
 from .measure import Ragged, choose_personas
 from .prompts import Form, Pairs, get_form, make_pairs
-from .scorers import PairScorer
 
 # %% ../../nbs/pkicr/05_ground.ipynb #28abfa7a
 @dataclass(frozen=True, eq=False)

@@ -165,7 +165,7 @@ def with_runs(
             continue
         for number, task in enumerate(runs):
             # The runs of the job `retrieve` are called `retrieve-minilm` and so on.
-            label = task["task"].removeprefix(task["job"]).strip("-")
+            label = task["task"].removeprefix(task["job"]).strip("-") or task["job"]
             name = f"{page.name}-{label}" if number else page.name
             found.append(replace(page, ran=root / task["notebook"], name=name, title=f"{page.title} ({label})"))
     return found
