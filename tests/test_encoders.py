@@ -24,17 +24,10 @@ from cdr_lib.core.models import (ModelSpec, check_texts, packaged_minilm, pick_d
                                  unit_vectors, weights_id)
 from cdr_lib.core.store import Store, vector_keys
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 TEXTS = ["user: Where is my refund?", "assistant: I am sorry about the delay, it is on its way.", "user: ok",
          "user: 退款在哪里？", "assistant: " + "The refund takes five working days. " * 40, "user: 👍🏽 naïve café", "?!"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    "Small batches gain nothing from more threads, and lose a lot beside other busy processes."
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,8 @@ from cdr_lib.pkicr.ground import (PairScores, ground, pool_knowledge, retrieve_k
 from cdr_lib.pkicr.measure import choose_personas
 from cdr_lib.pkicr.prompts import Pair
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 torch = pytest.importorskip("torch")
 
 PERSONAS = ["I like towers.", "I live in Paris.", "I hate rain.", "I am 30.", "I ski."]
@@ -272,15 +274,6 @@ def test_TRN_05_rows_that_find_no_company_are_reported(tiny, tmp_path):
                  device="cpu", progress=False)
 
 # --- training
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    "Threads only get into each other's way on models this small."
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

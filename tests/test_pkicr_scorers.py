@@ -25,6 +25,8 @@ from cdr_lib.pkicr.joint import CrossScorer, NliScorer, NspScorer, PairScorer, S
 from cdr_lib.pkicr.prompts import FORMS, Packer, Pair, get_form, make_pairs, pack, shares
 from cdr_lib.pkicr.scorers import BiScorer, Bm25Scorer, DprScorer, TfidfScorer, get_scorer
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 KNOWLEDGE = ("The tower stands in Paris.", "Rome is old.", "It opened in 1889 as the gate of a world fair.",
              "A lift takes visitors up, 退款 and naïve café 👍🏽.")
 PERSONAS = ("I like towers.", "I hate heights.", "I have a dog.")
@@ -35,15 +37,6 @@ def turn(name: str, text: str, personas=PERSONAS, knowledge=KNOWLEDGE, before=()
 
 
 TURNS = [turn("D1", "Where is this?"), turn("D2", "Would I like it up there, and is there anything to eat?", PERSONAS[:2])]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    "Small batches gain nothing from more threads, and lose a lot beside other busy processes."
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @cache
