@@ -105,7 +105,7 @@ def finetune_model(args: argparse.Namespace) -> int:
     if args.valid:
         valid = read_grounded(args.valid, args.on_error).turns
         asked, model = _scorers(args.knowledge, f"{args.kind}:{out}", args.device, args.dtype)
-        knowledge = retrieve_knowledge(score_knowledge(valid, asked, progress=not args.quiet))
+        knowledge = retrieve_knowledge(score_knowledge(valid, asked, history=args.history, progress=not args.quiet))
         scores = score_personas(valid, knowledge, model, args.form, args.history, progress=not args.quiet)
         chosen = calibrate(scores.by_turn(), [turn.gold_personas for turn in valid], args.objective)
         print(f"threshold for {chosen.objective} on {chosen.turns:,} validation turns: {chosen.value:.4f} "
