@@ -21,7 +21,8 @@ from tqdm.auto import tqdm
 
 from .config import CdrError, require
 from .endpoint import EndpointEncoder
-from .models import (ModelSpec, OpenVinoEncoder, SentenceEncoder, check_role, check_texts, load_pretrained,
+from .models import (ModelSpec, OpenVinoEncoder, SentenceEncoder, check_role, check_texts, hub_name,
+                                 load_pretrained,
                                  packaged_minilm, pick_device, pick_dtype, token_batches, token_budget,
                                  unit_vectors, weights_id)
 from .store import Store, vector_keys
@@ -275,8 +276,8 @@ def get_encoder(
     if name == "minilm":
         _refuse(name, "its weights are packaged", revision=revision)
         name, label = packaged_minilm(), "minilm"
-    elif "/" not in name and not Path(name).is_dir():
-        name = f"sentence-transformers/{name}"  # short names are that organisation's
+    else:
+        name = hub_name(name, "sentence-transformers")
     make = OpenVinoEncoder if backend == "openvino" else SentenceEncoder
     return make(name, device, dtype, revision, max_length, **prompts, trust_remote_code=trust_remote_code, label=label)
 
@@ -483,6 +484,4 @@ def get_reranker(
     "The reranker of that name, ready to score."
     if name == "overlap":
         return OverlapReranker()
-    if "/" not in name and not Path(name).is_dir():
-        name = f"cross-encoder/{name}"  # short names are that organisation's
-    return CrossEncoderReranker(name, device, dtype, revision, max_length, scale, trust_remote_code)
+    return CrossEncoderReranker(hub_name(name, "cross-encoder"), device, dtype, revision, max_length, scale, trust_remote_code)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['SIDES', 'DTYPES', 'check_role', 'check_texts', 'unit_vectors', 'token_budget', 'token_batches', 'pick_device',
-           'pick_dtype', 'load_pretrained', 'weights_id', 'packaged_minilm', 'ModelSpec', 'SentenceEncoder',
-           'OpenVinoEncoder']
+           'pick_dtype', 'hub_name', 'quiet', 'load_pretrained', 'weights_id', 'packaged_minilm', 'ModelSpec',
+           'SentenceEncoder', 'OpenVinoEncoder']
 
 # %% ../../nbs/core/09_models.ipynb #f61c1d1c
 import hashlib
@@ -131,8 +131,17 @@ def pick_dtype(
     return dtype
 
 # %% ../../nbs/core/09_models.ipynb #0c0d6c94
+def hub_name(
+    name: str | Path,  # folder, hub name, or short name
+    organisation: str,  # whose short names are meant
+) -> str:
+    "The name as the hub knows it; folders stay as they are."
+    name = str(name)
+    return name if "/" in name or Path(name).is_dir() else f"{organisation}/{name}"
+
+
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     "Loading bars and hints of transformers add nothing to a report; its errors are still raised."
     from transformers.utils import logging
 
@@ -183,7 +192,7 @@ def load_pretrained(
         if not local_files_only:
             _ask_hub(name, kind, revision)
         try:
-            with _quiet():
+            with quiet():
                 return make(local_files_only)
         except Exception as error:
             if "trust_remote_code" in str(error):
@@ -445,7 +454,7 @@ class OpenVinoEncoder(SentenceEncoder):
                 return self.model(features)["sentence_embedding"]
 
         example = torch.ones(2, 8, dtype=torch.int64)
-        with torch.no_grad(), _quiet(), warnings.catch_warnings():
+        with torch.no_grad(), quiet(), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the recorder reports branches; the probe checks what matters
             network = openvino.convert_model(Whole(self.model), example_input={"input_ids": example,
                                                                                "attention_mask": example})

@@ -13,7 +13,6 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +22,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from ..core.config import (CdrError, atomic_path, json_dumps, read_json, text_hash, write_json)
-from ..core.models import (load_pretrained, packaged_minilm, pick_device, pick_dtype, token_batches,
+from ..core.models import (load_pretrained, packaged_minilm, pick_device, pick_dtype, quiet, token_batches,
                                  token_budget, weights_id)
 from .focus import GroundedTurn
 from .prompts import FORMS, Packer, Pair, get_form, make_pairs
@@ -536,7 +535,7 @@ def _publish(model: Any, out: Path, about: dict, replace: bool) -> None:
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
         whole = Path(folder) / "model"
         model.eval()
-        with _no_bars():
+        with quiet():  # a bar for each file that is written
             model.save(str(whole), create_model_card=False)
         write_json(whole / "training.json", about)
         old = Path(folder) / "old"
@@ -548,17 +547,3 @@ def _publish(model: Any, out: Path, about: dict, replace: bool) -> None:
             if old.exists() and not out.exists():
                 os.replace(old, out)
             raise CdrError(f"{out} cannot be put in place ({error.strerror}): did another process write it?") from error
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    "transformers shows a bar for each file that it writes."
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
