@@ -54,6 +54,7 @@ def training_pairs(
     form: str = "P+D&K",  # of `FORMS`, with a persona in it
     negatives: Literal["hard", "all"] = "hard",  # hard: the true knowledge alone; all: every knowledge candidate
     history: int = 1,  # utterances that make D
+    null: float | None = None,  # label of the bare dialogue with the true knowledge; None: it is not learned from
 ) -> TrainingPairs:
     "Persona pairs (eq. 5): every persona of a turn with its true knowledge; right are the labelled personas."
     if negatives not in ("hard", "all"):
@@ -65,13 +66,18 @@ def training_pairs(
     with_knowledge = "knowledge" in parts
     used, left_out = _labelled(turns, True, with_knowledge)
     # Where several passages are right, one is enough: the first.
-    true = [turn.gold_knowledge[0] for turn in used] if with_knowledge and negatives == "hard" else "all"
-    made = make_pairs(used, form, history, "all", true)
+    true = [turn.gold_knowledge[0] for turn in used] if with_knowledge else "all"
+    made = make_pairs(used, form, history, "all", "all" if negatives == "all" else true)
     labels = np.array([int(persona) in used[turn].gold_personas
                        and (not with_knowledge or int(knowledge) in used[turn].gold_knowledge)
                        for turn, persona, knowledge in zip(made.turn, made.persona, made.knowledge)], np.float32)
-    return TrainingPairs(list(made.pairs), labels, {"turns": len(used), "left out": left_out, "pairs": len(labels),
-                                                    "right": int(labels.sum())})
+    pairs, counts = list(made.pairs), {"turns": len(used), "left out": left_out, "pairs": len(labels),
+                                       "right": int(labels.sum())}
+    if null is not None:
+        bare = make_pairs(used, form, history, "null", true).pairs
+        pairs, labels = pairs + list(bare), np.append(labels, np.full(len(bare), null, np.float32))
+        counts |= {"pairs": len(pairs), "null": len(bare)}
+    return TrainingPairs(pairs, labels, counts)
 
 
 def answer_pairs(
