@@ -7,7 +7,7 @@ __all__ = ['PRESETS', 'PatienceConfig', 'patience_config', 'recommendation_relev
            'PatienceStep', 'update', 'rating_share', 'Rating', 'Rater', 'measured_complexity',
            'measured_informativeness', 'MeasuredRater', 'RatingReply', 'LlmRater']
 
-# %% ../../nbs/d2d/09_patience.ipynb #c30bfb20
+# %% ../../nbs/d2d/09_patience.ipynb #e770c546
 import math
 import re
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 
 from ..core.config import CdrError
 
-# %% ../../nbs/d2d/09_patience.ipynb #eff77f02
+# %% ../../nbs/d2d/09_patience.ipynb #73567efe
 @dataclass(frozen=True)
 class PatienceConfig:
     "Parameters of the patience model (section 5.4). The default is the preset `swapped`."
@@ -70,7 +70,7 @@ def patience_config(
         raise CdrError(f"patience preset {config!r} is unknown: known are {', '.join(PRESETS)}")
     return PRESETS[config]
 
-# %% ../../nbs/d2d/09_patience.ipynb #c4df7eab
+# %% ../../nbs/d2d/09_patience.ipynb #69eafd14
 def recommendation_relevance(
     rho: Sequence[float],  # of the recommended items, each in [0, 1]; empty: nothing was recommended
     config: PatienceConfig | str = "swapped",
@@ -98,7 +98,7 @@ def inattentiveness(
                     np.where(repeated, config.beta_na, config.beta_nu))
     return float(beta.mean() if config.several == "mean" else beta.max())
 
-# %% ../../nbs/d2d/09_patience.ipynb #e08c66a0
+# %% ../../nbs/d2d/09_patience.ipynb #5014b44b
 def next_patience(
     before: np.ndarray | float,  # [sessions], or one number
     pi_r: np.ndarray | float = 0.0,
@@ -160,7 +160,7 @@ def update(
     return PatienceStep(float(patience), pi_r, pi_a, float(complexity), float(informativeness),
                         0.0 if abs(after) < _ZERO else after)
 
-# %% ../../nbs/d2d/09_patience.ipynb #d99c3eef
+# %% ../../nbs/d2d/09_patience.ipynb #148d0dcc
 def rating_share(
     rating: float,  # 1 to 10
 ) -> float:  # 0 to 1
@@ -200,8 +200,9 @@ _REASON = re.compile(r"\b(?:because|since|so that|which means|that means|this me
 
 
 def _syllables(word: str) -> int:
-    groups = len(re.findall(r"[aeiouy]+", word.lower()))
-    return max(1, groups - (groups > 1 and word.lower().endswith("e") and not word.lower().endswith(("le", "ee"))))
+    # Silent endings: kettle keeps its e, kite and looked lose theirs.
+    spoken = re.sub(r"(?<![aeiouyl])e$|(?<![aeioudt])ed$", "", word.lower())
+    return max(1, len(re.findall(r"[aeiouy]+", spoken)))
 
 
 def measured_complexity(text: str) -> float:  # a rating from 1 to 10; 1 for an empty text
@@ -235,7 +236,7 @@ class MeasuredRater:
         "Rate one answer."
         return _measured(text)
 
-# %% ../../nbs/d2d/09_patience.ipynb #48506943
+# %% ../../nbs/d2d/09_patience.ipynb #b5ce9cbc
 class RatingReply(BaseModel):
     "What the rating prompts ask for."
 
