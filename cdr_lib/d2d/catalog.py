@@ -6,7 +6,7 @@
 __all__ = ['Price', 'parse_price', 'within_budget', 'normalise_name', 'normalise_value', 'numeric_value', 'Item', 'Catalog',
            'same_quantities', 'read_catalog']
 
-# %% ../../nbs/d2d/00_catalog.ipynb #348e9718
+# %% ../../nbs/d2d/00_catalog.ipynb #e0411361
 import csv
 import html
 import io
@@ -30,7 +30,7 @@ from ..core.conversation import BadRecord, is_blank
 from ..core.records import Reject, Rejects, excerpt, existing_file, json_records, one_of, open_bytes
 from ..core.tables import html_cell
 
-# %% ../../nbs/d2d/00_catalog.ipynb #fea361be
+# %% ../../nbs/d2d/00_catalog.ipynb #2261e5d1
 _NUMBER = r"\d{1,3}(?:[ \u00a0\u202f'\u2019]\d{3})+(?:[.,]\d{1,2})?(?!\d)|\d+(?:[.,]\d+)*|[.,]\d+"
 
 
@@ -61,7 +61,7 @@ def _amount(
         return None
     return float(f"{''.join(groups) or '0'}.{part or '0'}")
 
-# %% ../../nbs/d2d/00_catalog.ipynb #e422ec74
+# %% ../../nbs/d2d/00_catalog.ipynb #0ad4eb52
 _SYMBOLS = {"us$": "USD", "ca$": "CAD", "c$": "CAD", "au$": "AUD", "a$": "AUD", "nz$": "NZD", "hk$": "HKD", "nt$": "TWD",
             "mx$": "MXN", "s$": "SGD", "r$": "BRL", "$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "₹": "INR", "₩": "KRW",
             "₽": "RUB", "₺": "TRY", "₫": "VND", "₪": "ILS", "₱": "PHP", "₴": "UAH", "฿": "THB", "₦": "NGN", "円": "JPY",
@@ -165,7 +165,7 @@ def within_budget(
         return "yes"
     return "no" if price.low is not None and price.low > maximum else "partly"
 
-# %% ../../nbs/d2d/00_catalog.ipynb #fcec2f4e
+# %% ../../nbs/d2d/00_catalog.ipynb #ad6723b7
 _UNITS = {  # canonical spelling: (spellings, base unit, factor)
     "in": ("inches inch in ″ ''", "cm", 2.54), "ft": ("feet foot ft", "cm", 30.48), "yd": ("yards yard yd", "cm", 91.44),
     "mm": ("millimeters millimeter mm", "cm", 0.1), "cm": ("centimeters centimeter cm", "cm", 1.0),
@@ -173,7 +173,7 @@ _UNITS = {  # canonical spelling: (spellings, base unit, factor)
     "mg": ("milligrams milligram mg", "g", 1e-3), "g": ("grams gram g", "g", 1.0), "kg": ("kilograms kilogram kgs kg", "g", 1e3),
     "oz": ("ounces ounce oz", "g", 28.349523125), "lb": ("pounds pound lbs lb", "g", 453.59237),
     "ml": ("milliliters milliliter ml", "ml", 1.0), "l": ("liters liter ltr l", "ml", 1e3),
-    "fl oz": ("fluid-ounces fluid-ounce fl-oz", "ml", 29.5735295625), "cups": ("cups cup", "ml", 236.5882365),
+    "fl oz": ("fluid-ounces fluid-ounce fl-oz", "ml", 29.5735295625), "cup": ("cups cup", "ml", 236.5882365),
     "pt": ("pints pint pt", "ml", 473.176473), "qt": ("quarts quart qts qt", "ml", 946.352946),
     "gal": ("gallons gallon gal", "ml", 3785.411784),
     "mb": ("megabytes mb", "gb", 1e-3), "gb": ("gigabytes gigabyte gb", "gb", 1.0), "tb": ("terabytes terabyte tb", "gb", 1e3),
@@ -287,7 +287,7 @@ def numeric_value(
         return amount, ""
     return None
 
-# %% ../../nbs/d2d/00_catalog.ipynb #dc942621
+# %% ../../nbs/d2d/00_catalog.ipynb #8968b776
 @dataclass(frozen=True)
 class Item:
     "A product: what it is called, its attribute-value pairs (normalised), and what else a shop says about it."
@@ -325,7 +325,7 @@ class Item:
         price = f"<p>{html_cell(str(self.price))}</p>" if self.price else ""
         return f"<div><b>{html_cell(self.title)}</b> ({html_cell(self.id)}){price}<table>{rows}</table></div>"
 
-# %% ../../nbs/d2d/00_catalog.ipynb #af30b680
+# %% ../../nbs/d2d/00_catalog.ipynb #28206022
 class Catalog:
     "Items with what is derived from them: attributes, values, and codes for arithmetic. Not to be changed."
 
@@ -478,7 +478,7 @@ def _around(value: str) -> str:
     "What a value says beside its quantity."
     return _QUANTITY.sub("#", value)
 
-# %% ../../nbs/d2d/00_catalog.ipynb #920fb2c0
+# %% ../../nbs/d2d/00_catalog.ipynb #94fb3b57
 _KEYS = {"name", "file", "corpus", "items", "id", "title", "text", "price", "currency", "rating", "n_reviews", "attributes",
          "attributes_from", "meta", "format", "licence", "source"}
 _FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "jsonl", ".parquet": "parquet", ".yaml": "yaml", ".yml": "yaml"}
