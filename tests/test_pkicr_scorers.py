@@ -11,9 +11,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import (AutoTokenizer, BertConfig, BertForNextSentencePrediction, BertForSequenceClassification,
-                          BertModel, DPRConfig, DPRContextEncoder, DPRQuestionEncoder, PreTrainedTokenizerFast,
-                          RobertaConfig, RobertaForSequenceClassification)
+from transformers import (
+    AutoTokenizer,
+    BertConfig,
+    BertForNextSentencePrediction,
+    BertForSequenceClassification,
+    BertModel,
+    DPRConfig,
+    DPRContextEncoder,
+    DPRQuestionEncoder,
+    ElectraConfig,
+    ElectraForSequenceClassification,
+    PreTrainedTokenizerFast,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+)
 
 from cdr_lib.core.config import CdrError
 from cdr_lib.core.conversation import Turn
@@ -661,3 +673,41 @@ def test_distinct_pairs_take_a_table_of_pairs():
     pairs = make_pairs(TURNS)
     distinct, places = distinct_pairs(pairs)
     assert [distinct[place] for place in places] == pairs.pairs and get_form("D&K") is FORMS["D&K"]
+
+
+def test_the_last_layer_is_shortened_where_the_head_reads_the_first_token(cross, tmp_path, tokenizer):
+    "Same scores from BERT and its relatives with less work; a head that reads all tokens keeps its whole layer."
+    pairs = make_pairs(TURNS).pairs
+    electra = ElectraConfig(hidden_size=32, embedding_size=32, num_hidden_layers=2, num_attention_heads=4,
+                            intermediate_size=64, vocab_size=len(tokenizer), num_labels=1)
+    saved(tmp_path / "electra", ElectraForSequenceClassification(electra), tokenizer)
+    for folder in (cross, tmp_path / "electra"):
+        scorer, whole = CrossScorer(folder, device="cpu", scale="logit"), CrossEncoder(str(folder), device="cpu")
+        assert type(scorer._reader.model.base_model.encoder.layer[-1]).__name__ == "FirstToken"
+        expected = whole.predict([pair.texts for pair in pairs], activation_fn=torch.nn.Identity())
+        assert np.abs(scores_of(scorer, pairs) - expected).max() < 1e-5
+
+    class Mean(torch.nn.Module):
+        def forward(self, states, *_):
+            return states.mean(dim=1)
+
+    scorer = CrossScorer(cross, device="cpu", scale="logit")
+    model = BertForSequenceClassification.from_pretrained(cross).eval()
+    model.bert.pooler = Mean()
+    reader = type(scorer._reader)(model, scorer._reader.tokenizer, "cpu", None, "mean")
+    assert type(reader.model.bert.encoder.layer[-1]).__name__ == "BertLayer"
+
+
+def test_openvino_scores_as_torch_does(cross):
+    pytest.importorskip("openvino")
+    pairs = make_pairs(TURNS)
+    exact, half = (get_scorer({"kind": "cross", "name": str(cross), "scale": "logit", "backend": "openvino"}, dtype=dtype)
+                   for dtype in ("auto", "bfloat16"))
+    expected = scores_of(get_scorer({"kind": "cross", "name": str(cross), "scale": "logit"}, device="cpu"), pairs)
+    assert np.abs(scores_of(exact, pairs) - expected).max() < 1e-5
+    assert 0 < np.abs(scores_of(half, pairs) - expected).max() < 0.1
+    assert len({str(scorer.fingerprint()) for scorer in (exact, half)}) == 2
+    with pytest.raises(CdrError, match="runs on the CPU"):
+        CrossScorer(cross, device="cuda", backend="openvino")
+    with pytest.raises(CdrError, match="torch or openvino"):
+        CrossScorer(cross, backend="onnx")

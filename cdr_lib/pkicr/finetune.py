@@ -54,7 +54,7 @@ def training_pairs(
     form: str = "P+D&K",  # of `FORMS`, with a persona in it
     negatives: Literal["hard", "all"] = "hard",  # hard: the true knowledge alone; all: every knowledge candidate
     history: int = 1,  # utterances that make D
-    null: float | None = None,  # label of the bare dialogue with the true knowledge; None: it is not learned from
+    bare: float | None = None,  # label of the bare dialogue with the true knowledge; None: it is not learned from
 ) -> TrainingPairs:
     "Persona pairs (eq. 5): every persona of a turn with its true knowledge; right are the labelled personas."
     if negatives not in ("hard", "all"):
@@ -73,10 +73,10 @@ def training_pairs(
                        for turn, persona, knowledge in zip(made.turn, made.persona, made.knowledge)], np.float32)
     pairs, counts = list(made.pairs), {"turns": len(used), "left out": left_out, "pairs": len(labels),
                                        "right": int(labels.sum())}
-    if null is not None:
-        bare = make_pairs(used, form, history, "null", true).pairs
-        pairs, labels = pairs + list(bare), np.append(labels, np.full(len(bare), null, np.float32))
-        counts |= {"pairs": len(pairs), "null": len(bare)}
+    if bare is not None:
+        null = make_pairs(used, form, history, "null", true).pairs
+        pairs, labels = pairs + list(null), np.append(labels, np.full(len(null), bare, np.float32))
+        counts |= {"pairs": len(pairs), "bare": len(null)}
     return TrainingPairs(pairs, labels, counts)
 
 

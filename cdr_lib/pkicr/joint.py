@@ -9,8 +9,7 @@ __all__ = ['PairScorer', 'distinct_pairs', 'checked_scores', 'weight_count', 'li
 # %% ../../nbs/pkicr/02_joint.ipynb #2b93d512
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -20,8 +19,8 @@ from tqdm.auto import tqdm
 
 from ..core.config import CdrError
 from ..core.encoders import CrossEncoderReranker
-from ..core.models import (check_texts, hub_name, load_pretrained, pick_device, pick_dtype, token_batches, token_budget,
-                                 weights_id)
+from ..core.models import (OpenVinoNetwork, check_texts, hub_name, load_pretrained, openvino_dtype, pick_device,
+                                 pick_dtype, side_by_side, token_batches, token_budget, weights_id)
 from ..core.store import Store, vector_keys
 from .prompts import Packer, Pair, Pairs
 
@@ -51,7 +50,7 @@ class PairScorer(Protocol):
 
 # %% ../../nbs/pkicr/02_joint.ipynb #be287f09
 # Raise this number whenever a change to this module or to the packing can change scores.
-_CODE = 1
+_CODE = 2
 
 
 def distinct_pairs(
@@ -99,37 +98,43 @@ def weight_count(
     return sum(weights.numel() for weights in model.parameters()) if hasattr(model, "parameters") else 0
 
 
-def library_versions() -> dict[str, str]:
+def library_versions(
+    *more: str,  # packages
+) -> dict[str, str]:
     "Versions of the libraries that can change a score."
-    return {name: version(name) for name in ("sentence-transformers", "transformers", "torch")}
+    return {name: version(name) for name in ("sentence-transformers", "transformers", "torch", *more)}
 
 # %% ../../nbs/pkicr/02_joint.ipynb #f21477be
 _HELD = 16  # batches whose results wait on the device
 _REMEMBERED = 1 << 18  # texts whose tokens are kept from call to call
 
 
-def _side_by_side(work: Callable[[Any], Any], items: list) -> Iterator[Any]:
-    "Results in order; as many at once as torch has threads, each of which then uses one core."
+def _first_token(layer: Any) -> Any:
+    "The last layer of a BERT-like encoder, for the first token alone."
     import torch
 
-    threads = torch.get_num_threads()
-    if threads == 1 or len(items) == 1:
-        yield from map(work, items)
-        return
-    # The number belongs to the calling thread and is what new threads begin with: it is set here and in each worker.
-    torch.set_num_threads(1)
-    pool = ThreadPoolExecutor(threads, initializer=torch.set_num_threads, initargs=(1,))
-    try:
-        yield from pool.map(work, items)
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(threads)
+    class FirstToken(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, hidden, mask=None, *unused, **options):
+            own, first = self.layer.attention.self, hidden[:, :1]
+            query, key, value = (part.unflatten(-1, (own.num_attention_heads, -1)).transpose(1, 2)
+                                 for part in (own.query(first), own.key(hidden), own.value(hidden)))
+            seen = torch.nn.functional.scaled_dot_product_attention(
+                query, key, value, attn_mask=None if mask is None else mask[..., :1, :])
+            return self.layer.feed_forward_chunk(
+                self.layer.attention.output(seen.transpose(1, 2).flatten(2), first))
+
+    return FirstToken()
 
 
 class _Reader:
     "A transformer over pairs: joins them from tokens, batches them, hands back raw outputs."
 
-    def __init__(self, model: Any, tokenizer: Any, device: str, max_length: int | None, name: str):
+    def __init__(self, model: Any, tokenizer: Any, device: str, max_length: int | None, name: str,
+                 openvino: str | None = None):  # its precision; None: torch runs the model
         self.model, self.tokenizer, self.device, self.name = model, tokenizer, device, name
         positions = getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
         if getattr(model.config, "model_type", "") in ("roberta", "xlm-roberta", "camembert", "mpnet"):
@@ -143,6 +148,10 @@ class _Reader:
         if tokenizer.pad_token_id is None:
             raise CdrError(f"the tokenizer of {name} has no padding token: pairs cannot stand in one batch")
         self._learn_join()
+        self._network: OpenVinoNetwork | None = None
+        self._shorten()
+        if openvino:
+            self._compile(openvino)
 
     def _learn_join(self) -> None:
         texts = ("question one", "answer two")
@@ -157,6 +166,41 @@ class _Reader:
         # The type of: what stands before, the question, between, the answer, after. None: the model has no types.
         types = probe.get("token_type_ids")
         self._types = types and (types[:a], types[a], types[a_end:b], types[b], types[b_end:])
+
+    def _probe(self) -> Any:
+        return self._forward([tuple(self.packer.ids(text) for text in texts) for texts in (
+            ("a short question", "no"), ("And is this one a longer question?", "It is, and its answer is longer too."))])
+
+    def _shorten(self) -> None:
+        layers = getattr(getattr(self.model.base_model, "encoder", None), "layer", None)
+        if not layers or not all(hasattr(getattr(layers[-1].attention, "self", None), part)
+                                 for part in ("query", "key", "value", "num_attention_heads")):
+            return
+        expected, whole = self._probe(), layers[-1]
+        layers[-1] = _first_token(whole)
+        # A head that reads more than the first token gives itself away.
+        if not (self._probe() - expected).abs().max() < (1e-4 if self.model.dtype.itemsize == 4 else 0.05):
+            layers[-1] = whole
+
+    def _compile(self, dtype: str) -> None:
+        import torch
+
+        class Logits(torch.nn.Module):
+            def __init__(self, model: Any):
+                super().__init__()
+                self.model = model
+
+            def forward(self, input_ids, attention_mask, token_type_ids=None):
+                types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+                return self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits
+
+        expected = self._probe()
+        names = ("input_ids", "attention_mask", *(("token_type_ids",) if self._types else ()))
+        self._network = OpenVinoNetwork(Logits(self.model), names, dtype)
+        off = (self._probe() - expected).abs().max().item()
+        if not off < (1e-3 if dtype == "float32" else 0.1):
+            raise CdrError(f"{self.name} does not survive conversion to OpenVINO (an output is off by {off:.3g}): "
+                           "use backend='torch'")
 
     def read(
         self,
@@ -176,7 +220,7 @@ class _Reader:
             return self._within_memory([sides[row] for row in rows])
 
         held: list[tuple[np.ndarray, Any]] = []
-        results = _side_by_side(work, batches) if self.device == "cpu" else map(work, batches)
+        results = side_by_side(work, batches) if self.device == "cpu" else map(work, batches)
         for number, (rows, out) in enumerate(zip(batches, results), start=1):
             self.tokens += int(lengths[rows].sum())
             held.append((rows, out))
@@ -216,6 +260,8 @@ class _Reader:
             if self._types:
                 first, one, middle, two, last = self._types
                 inputs["token_type_ids"][row, :len(joined)] = first + [one] * n + middle + [two] * m + last
+        if self._network is not None:
+            return torch.from_numpy(self._network(inputs))
         with torch.inference_mode():
             found = self.model(**{name: torch.from_numpy(value).to(self.device, non_blocking=True)
                                   for name, value in inputs.items()})
@@ -229,6 +275,7 @@ class _JointScorer:
     "What scorers over a `_Reader` share: distinct pairs, the store, checks. They add how outputs become a score."
 
     kind = scale = name = weights = device = dtype = ""
+    backend = "torch"
     truncated = 0
     _reader: _Reader
     _store: Store | None = None
@@ -262,7 +309,8 @@ class _JointScorer:
 
     def _raw_fingerprint(self) -> dict:
         return {"reads": "pairs", "code": _CODE, "model": self.name, "weights": self.weights, "dtype": self.dtype,
-                "device": self.device.split(":")[0], "max_length": self.max_length, "versions": library_versions()}
+                "device": self.device.split(":")[0], "max_length": self.max_length, "backend": self.backend,
+                "versions": library_versions(*(["openvino"] if self.backend == "openvino" else []))}
 
     def score(self, pairs: Pairs | Iterable[Pair], progress: bool = True) -> np.ndarray:
         "Score each different pair once, in batches of like length."
@@ -340,17 +388,22 @@ class CrossScorer(_JointScorer):
         max_length: int | None = None,  # tokens of a pair; None: the model's own
         scale: Literal["probability", "logit"] = "probability",
         store: Store | None = None,  # where outputs are kept; None: nowhere
+        backend: Literal["torch", "openvino"] = "torch",  # openvino: faster on a CPU
     ):
-        loaded = CrossEncoderReranker(hub_name(name, "cross-encoder"), device, dtype, revision, None, scale)
+        if backend not in ("torch", "openvino"):
+            raise CdrError(f"backend {backend!r} is unknown: it must be torch or openvino")
+        fast = openvino_dtype(device, dtype) if backend == "openvino" else None
+        loaded = CrossEncoderReranker(hub_name(name, "cross-encoder"), "cpu" if fast else device,
+                                      "float32" if fast else dtype, revision, None, scale)
         if len(loaded.model) != 1 or "SequenceClassification" not in type(loaded.model.model).__name__:
             raise CdrError(f"{name!r} scores by generating text: only cross-encoders with a classification head are "
                            "read here")
         if prompt := getattr(loaded.model, "default_prompt_name", None):
             raise CdrError(f"{name!r} expects its prompt {prompt!r} before a pair, which is not supported here")
         self.name, self.scale, self.weights = loaded.name, scale, loaded.weights
-        self.device, self.dtype, self._store = loaded.device, loaded.dtype, store
+        self.device, self.dtype, self.backend, self._store = loaded.device, fast or loaded.dtype, backend, store
         self._reader = _Reader(loaded.model.model, loaded.model.tokenizer, loaded.device,
-                               max_length or loaded.max_length, self.name)
+                               max_length or loaded.max_length, self.name, fast)
 
     def _to_scores(self, outputs: np.ndarray) -> np.ndarray:
         return outputs[:, 0].astype(np.float64) if self.scale == "logit" else _sigmoid(outputs[:, 0])
