@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PolicyConfig', 'Question', 'Decision', 'top_set', 'attribute_worth', 'comparable_pair', 'decide']
 
-# %% ../../nbs/d2d/05_policy.ipynb #5e7fd117
+# %% ../../nbs/d2d/05_policy.ipynb #78fbdc47
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from ..core.config import CdrError
 from .preferences import UNCERTAINTIES, Preferences, Space, item_scores
 
-# %% ../../nbs/d2d/05_policy.ipynb #11f705a3
+# %% ../../nbs/d2d/05_policy.ipynb #36e116e6
 _CHOICES = {
     "uncertainty": UNCERTAINTIES,
     "timing": ("overlap", "random", "always"),
@@ -76,7 +76,7 @@ class Decision:
     question: Question | None = None
     explanation: dict = field(default_factory=dict)  # plain JSON data, see `decide`
 
-# %% ../../nbs/d2d/05_policy.ipynb #e316777f
+# %% ../../nbs/d2d/05_policy.ipynb #0f4f30ec
 _TINY = 1e-9
 
 
@@ -98,17 +98,16 @@ def top_set(
     "The items whose interval overlaps that of the best item by a share of `tau` or more (eq. 4)."
     if not len(ranked):
         return ranked
-    best, p, u = ranked[0], p[ranked], u[ranked]
+    p, u = p[ranked], u[ranked]
     width = 2 * u[0]
     if width <= _TINY:
         return ranked[np.abs(p - p[0]) <= u + _TINY]
     common = np.minimum(p + u, p[0] + u[0]) - np.maximum(p - u, p[0] - u[0])
     # Where intervals do not meet, `common` is negative; with tau = 0 these still stay outside.
     inside = (common / width >= tau - _TINY) & (common >= -_TINY)
-    assert inside[0], f"row {best} must overlap itself"
     return ranked[inside]
 
-# %% ../../nbs/d2d/05_policy.ipynb #8ce0a3f8
+# %% ../../nbs/d2d/05_policy.ipynb #82a5d506
 def attribute_worth(
     space: Space,
     prefs: Preferences,
@@ -153,7 +152,7 @@ def attribute_worth(
         delta[delta < _TINY] = 0
     return ace, delta
 
-# %% ../../nbs/d2d/05_policy.ipynb #065bb07f
+# %% ../../nbs/d2d/05_policy.ipynb #c2fca666
 def comparable_pair(
     space: Space,
     prefs: Preferences,
@@ -177,7 +176,7 @@ def comparable_pair(
             return (int(items[first]), int(items[first + 1 + second])), tuple(differing.tolist())
     return None
 
-# %% ../../nbs/d2d/05_policy.ipynb #5dccf43c
+# %% ../../nbs/d2d/05_policy.ipynb #cb982bce
 _SHOWN_IN_EXPLANATION = 8
 
 
@@ -221,6 +220,7 @@ def decide(
     racing = np.ones(len(space), bool)
     if config.exclude_shown:
         racing[list(prefs.shown)] = False
+    racing[list(prefs.out)] = False
     ranked = _order(p, space.similarity, np.flatnonzero(racing))
     tops = top_set(p, u, ranked, config.tau)
     if config.timing == "random":
@@ -233,7 +233,7 @@ def decide(
         why = (f"{len(tops)} of {len(ranked)} items may be the best, "
                + (f"no more than the {config.m} places" if show else f"too many for {config.m} places"))
     if not len(ranked):
-        why = "every retrieved item has been shown"
+        why = "every retrieved item has been shown or ruled out"
 
     question, numbers, asked_about = None, [], tops
     if not show and config.item_questions and config.m < len(tops) <= 2 * config.m:

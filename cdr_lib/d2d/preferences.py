@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['UNCERTAINTIES', 'Space', 'Preferences', 'prefer', 'indifferent', 'item_scores']
 
-# %% ../../nbs/d2d/04_preferences.ipynb #881ac461
+# %% ../../nbs/d2d/04_preferences.ipynb #80f4aa3d
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +16,7 @@ import pandas as pd
 from ..core.config import CdrError
 from .catalog import Catalog
 
-# %% ../../nbs/d2d/04_preferences.ipynb #7161604b
+# %% ../../nbs/d2d/04_preferences.ipynb #ece8ac03
 def _read_only(array: np.ndarray) -> np.ndarray:
     array.flags.writeable = False
     return array
@@ -122,7 +122,7 @@ class Space:
     def __repr__(self) -> str:
         return f"Space({len(self)} items, {len(self.attributes)} attributes, {self.n_pairs} pairs)"
 
-# %% ../../nbs/d2d/04_preferences.ipynb #e7525dcb
+# %% ../../nbs/d2d/04_preferences.ipynb #ec7e5e32
 @dataclass(frozen=True, eq=False)
 class Preferences:
     "The assistant's knowledge of the shopper after some turns. Arrays are read-only; steps return a new state."
@@ -131,6 +131,7 @@ class Preferences:
     u: np.ndarray  # float64 [V], in [0, 1]
     asked: tuple[int, ...] = ()  # attributes, in the order of the questions
     shown: tuple[int, ...] = ()  # items that were recommended, in the order shown
+    out: tuple[int, ...] = ()  # items that cannot be meant, such as those over the budget
 
     def __post_init__(self):
         for name, low in (("p", -1.0), ("u", 0.0)):
@@ -148,8 +149,8 @@ class Preferences:
         return cls(np.zeros(space.n_pairs), np.ones(space.n_pairs))
 
     def __eq__(self, other) -> bool:
-        return isinstance(other, Preferences) and self.asked == other.asked and self.shown == other.shown \
-            and np.array_equal(self.p, other.p) and np.array_equal(self.u, other.u)
+        return isinstance(other, Preferences) and np.array_equal(self.p, other.p) and np.array_equal(self.u, other.u) \
+            and (self.asked, self.shown, self.out) == (other.asked, other.shown, other.out)
 
     def put(
         self,
@@ -170,6 +171,10 @@ class Preferences:
         "The state in which these items have been recommended."
         return replace(self, shown=tuple(dict.fromkeys((*self.shown, *items))))
 
+    def ruling_out(self, items: Iterable[int]) -> "Preferences":
+        "The state in which these items cannot be meant."
+        return replace(self, out=tuple(sorted({*self.out, *items})))
+
     def frame(self, space: Space) -> pd.DataFrame:  # columns attribute, value, p, u
         "What is known, as a table: pairs that are still at p = 0, u = 1 are left out."
         known = np.flatnonzero((self.p != 0) | (self.u != 1))
@@ -177,7 +182,7 @@ class Preferences:
             "attribute": [space.attributes[j] for j in space.owner[known]], "value": [space.values[k] for k in known],
             "p": self.p[known], "u": self.u[known]})
 
-# %% ../../nbs/d2d/04_preferences.ipynb #afd49284
+# %% ../../nbs/d2d/04_preferences.ipynb #94b12ad2
 def prefer(
     space: Space,
     prefs: Preferences,
@@ -199,7 +204,7 @@ def indifferent(space: Space, prefs: Preferences, attribute: int) -> Preferences
     "The shopper does not mind: p = 0 and u = 0 for all values of the attribute."
     return prefs.put(space.pairs(attribute), 0.0, 0.0)
 
-# %% ../../nbs/d2d/04_preferences.ipynb #a75989e1
+# %% ../../nbs/d2d/04_preferences.ipynb #6d7abb75
 UNCERTAINTIES = ("rss", "sum")
 
 
