@@ -6,7 +6,7 @@
 __all__ = ['STOPS', 'Judgement', 'Exchange', 'Talk', 'converse', 'PatienceJudge', 'session_seed', 'run_session', 'session_row',
            'Sessions', 'session_key', 'read_sessions', 'simulate']
 
-# %% ../../nbs/d2d/11_simulate.ipynb #1b661536
+# %% ../../nbs/d2d/11_simulate.ipynb #736bcad2
 import json
 import os
 import time
@@ -30,7 +30,7 @@ from .respond import Response
 from .shoppers import Shopper, ShoppingSet
 from .users import LlmUser, ScriptedUser, Target, User, UserReply
 
-# %% ../../nbs/d2d/11_simulate.ipynb #07db4d5f
+# %% ../../nbs/d2d/11_simulate.ipynb #a06634a4
 STOPS = {
     "success": "the target was among the recommended items",
     "abandoned": "the shopper's patience was used up",
@@ -121,7 +121,7 @@ def converse(
 def _folded(text: str) -> str:
     return " ".join(text.casefold().split())
 
-# %% ../../nbs/d2d/11_simulate.ipynb #812e175f
+# %% ../../nbs/d2d/11_simulate.ipynb #f5bfd449
 class PatienceJudge:
     "Follows the patience of one shopper through one session."
 
@@ -139,11 +139,10 @@ class PatienceJudge:
         asked = response.asked
         if asked is None:
             return [], []
-        if asked.attributes:
-            names = list(dict.fromkeys(map(normalise_name, asked.attributes)))
-            relevant, subjects = [self.target.value(name) is not None for name in names], names
-        else:
-            relevant, subjects = [True], [frozenset(asked.items)]
+        subjects: list[Any] = list(dict.fromkeys(map(normalise_name, asked.attributes)))
+        relevant = [self.target.value(name) is not None for name in subjects]
+        if asked.items or not subjects:
+            relevant, subjects = [any(relevant) or not subjects], [frozenset(asked.items)]
         repeated = [subject in self._asked for subject in subjects]
         self._asked.update(subjects)
         return relevant, repeated
@@ -159,7 +158,7 @@ class PatienceJudge:
         self.patience = step.after
         return Judgement(step, rating.usage)
 
-# %% ../../nbs/d2d/11_simulate.ipynb #a8d03e42
+# %% ../../nbs/d2d/11_simulate.ipynb #efc0b1e9
 def _tokens(usage: Any) -> list[int]:  # input, output
     return [usage.prompt_tokens, usage.completion_tokens] if usage is not None else [0, 0]
 
@@ -222,7 +221,7 @@ def run_session(
             "turns": [_turn(exchange, target) for exchange in talk.exchanges], "unread": unread,
             "unread_tokens": _tokens(talk.unread_usage)}
 
-# %% ../../nbs/d2d/11_simulate.ipynb #fce43e26
+# %% ../../nbs/d2d/11_simulate.ipynb #a17c88dd
 def session_row(record: Mapping) -> dict:
     "The numbers of one session."
     turns = record["turns"]
@@ -328,7 +327,7 @@ def read_sessions(
         raise CdrError(f"{path}: no sessions here ({_FINAL} is what `simulate` writes)")
     return Sessions(_in_order(records.values(), settings.get("methods", ()), settings.get("shoppers", ())), settings)
 
-# %% ../../nbs/d2d/11_simulate.ipynb #1060f9b8
+# %% ../../nbs/d2d/11_simulate.ipynb #585ca07d
 _FINAL, _PART, _RUN, _TIMES = "sessions.jsonl", "sessions.part.jsonl", "run.json", "times.jsonl"
 
 
