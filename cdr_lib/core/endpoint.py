@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['server_wait', 'back_off', 'redact', 'check_base_url', 'Trouble', 'trouble', 'advice', 'EndpointEncoder']
 
-# %% ../../nbs/core/10_endpoint.ipynb #ac89eef8
+# %% ../../nbs/core/10_endpoint.ipynb #e5376040
 import os
 import re
 import time
@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from .config import CdrError
 from .models import check_role, check_texts, unit_vectors
 
-# %% ../../nbs/core/10_endpoint.ipynb #b8659880
+# %% ../../nbs/core/10_endpoint.ipynb #4156da80
 def server_wait(
     headers: Mapping[str, str],  # of the response, names in any case
     now: float | None = None,  # seconds since 1970; default: the clock
@@ -50,7 +50,7 @@ def back_off(
     "Wait without a hint: doubling from one second, then between half and all of that at random."
     return float(min(longest, 2.0 ** min(attempt, 20)) * rng.uniform(0.5, 1.0))
 
-# %% ../../nbs/core/10_endpoint.ipynb #8951c66e
+# %% ../../nbs/core/10_endpoint.ipynb #23ce9c8f
 _RETRIED = {408, 409, 429, 500, 502, 503, 504, 529}
 _USED_UP = {"insufficient_quota", "billing_hard_limit_reached"}
 _SECRETS = re.compile(r"\bsk-[\w*.-]{4,}|(?<=Bearer )\S+|(?<=://)[^/@\s]+(?=@)")
@@ -83,7 +83,7 @@ class Trouble:
     "What an error of the openai package means for the next step."
 
     reason: str  # what the server did
-    kind: str  # "busy" and "lost": the same request may succeed later; "final": it will not
+    kind: str  # "busy", "lost" (no connection) and "late": the same request may succeed later; "final": it will not
     wait: float | None = None  # seconds that the server asks for
 
 
@@ -92,10 +92,13 @@ def trouble(error: Exception) -> Trouble:
     import openai
 
     if isinstance(error, openai.APIStatusError):
-        busy = error.status_code in _RETRIED and error.code not in _USED_UP and error.type not in _USED_UP
+        busy = error.status_code in _RETRIED and not {str(error.code), str(error.type)} & _USED_UP
         return Trouble(f"answers {error.status_code}", "busy" if busy else "final", server_wait(error.response.headers))
+    if isinstance(error, openai.APITimeoutError):
+        return Trouble("does not answer in time", "late")
     if isinstance(error, openai.APIConnectionError):
-        return Trouble(f"cannot be reached ({type(error).__name__})", "lost")
+        cause = type(error.__cause__ or error).__name__
+        return Trouble(f"{'cannot be reached' if cause.startswith('Connect') else 'breaks the connection off'} ({cause})", "lost")
     return Trouble(f"sends what is no answer ({type(error).__name__})", "final")
 
 
@@ -105,7 +108,7 @@ def advice(error: Exception) -> str:
             404: " (check the model's name and that base_url ends as the server wants, often in /v1)",
             429: " (the quota is used up)"}.get(getattr(error, "status_code", None), "")
 
-# %% ../../nbs/core/10_endpoint.ipynb #d518f010
+# %% ../../nbs/core/10_endpoint.ipynb #2cea3681
 # Raise this number whenever a change to this module can change vectors.
 _CODE = 1
 _ONE_TEXT_AT_FAULT = {400, 413, 422}

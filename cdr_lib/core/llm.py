@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['STATUSES', 'Usage', 'LLMError', 'Reply', 'read_response', 'LLM']
 
-# %% ../../nbs/core/17_llm.ipynb #04aa5e0b
+# %% ../../nbs/core/17_llm.ipynb #e12def0b
 import asyncio
 import json
 import logging
@@ -28,9 +28,9 @@ from .conversation import is_blank
 from .endpoint import Trouble, advice, back_off, check_base_url, redact, trouble
 from .messages import ContextOverflow, as_messages, estimate_tokens, fit_context, strict_view
 from .replay import Replay, request_key
-from .schema import BadJSON, BadValue, check_model, parse_json, strict_schema, validate
+from .schema import BadJSON, BadValue, check_model, parse_json, strict_schema, validate, without_thoughts
 
-# %% ../../nbs/core/17_llm.ipynb #85ba5892
+# %% ../../nbs/core/17_llm.ipynb #78013c5d
 @dataclass(frozen=True)
 class Usage:
     "What calls cost, over all their attempts. Sums with `+`."
@@ -57,7 +57,7 @@ class Usage:
         "Plain JSON form."
         return asdict(self)
 
-# %% ../../nbs/core/17_llm.ipynb #006350ae
+# %% ../../nbs/core/17_llm.ipynb #4f6e7ae4
 STATUSES = {
     "ok": "an answer; with a schema, a valid one",
     "refused": "the model or a filter declined; asked once, and stored with its reason",
@@ -88,7 +88,7 @@ class LLMError(CdrError):
 class Reply:
     "What became of one call."
 
-    text: str | None  # as the model wrote it; may be partial if not ok
+    text: str | None  # as the model wrote it, without thoughts if it is no JSON; may be partial if not ok
     value: BaseModel | None = None  # with a schema, and ok
     status: str = "ok"  # one of `STATUSES`
     reason: str = ""  # for people; empty if ok
@@ -107,7 +107,7 @@ class Reply:
             raise LLMError(self)
         return self.text if self.value is None else self.value
 
-# %% ../../nbs/core/17_llm.ipynb #94b07980
+# %% ../../nbs/core/17_llm.ipynb #455be6d0
 _CUT = {"length", "max_tokens", "max_output_tokens", "model_length"}
 # What a refusal looks like where JSON was wanted and a sentence came.
 _REFUSAL = re.compile(r"\W*(?:(?:i['’]?m|i am|we['’]?re) (?:very |really )?(?:sorry|afraid|unable|not able)|sorry|"
@@ -164,7 +164,9 @@ def read_response(
     if _SURROGATE.search(text):
         return replace(reply, text=None, status="parse_error", reason="the text holds a lone surrogate (half of a cut character)")
     if schema is None:
-        return reply
+        if is_blank(spoken := without_thoughts(text)):
+            return replace(reply, text=None, status="empty_response", reason="the answer has no text but thoughts")
+        return replace(reply, text=spoken)
     flags = ("content_filter",) if filtered else ()
     try:
         return replace(reply, value=validate(parse_json(text), schema), flags=flags)
@@ -175,7 +177,7 @@ def read_response(
     except BadValue as error:
         return replace(reply, status="schema_error", reason=str(error), flags=flags)
 
-# %% ../../nbs/core/17_llm.ipynb #750661ff
+# %% ../../nbs/core/17_llm.ipynb #0d0a3b83
 class _Budget:
     "Tokens that may be spent; lives in one event loop."
 
@@ -208,7 +210,7 @@ class _Budget:
                 self.spent += spent
                 self.changed.notify_all()
 
-# %% ../../nbs/core/17_llm.ipynb #dc630d5a
+# %% ../../nbs/core/17_llm.ipynb #4e512377
 _LOG = logging.getLogger("cdr_lib.llm")
 _loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a fork inherits the loop but not its thread
 _loops_lock = threading.Lock()
@@ -222,11 +224,13 @@ def _loop() -> asyncio.AbstractEventLoop:
             _loops[os.getpid()] = loop
         return _loops[os.getpid()]
 
-# %% ../../nbs/core/17_llm.ipynb #c305bda7
+# %% ../../nbs/core/17_llm.ipynb #f1bb7bd0
 _OVERFLOW_CODES = {"context_length_exceeded", "exceed_context_size_error"}
 _OVERFLOW = re.compile(r"context (?:length|window|size)|maximum context|too many (?:input )?tokens|prompt is too long|too long for the context", re.IGNORECASE)
 _NO_SCHEMA = re.compile(r"response_format|json_schema|structured|grammar|guided", re.IGNORECASE)
 _REFUSED_REQUEST = {400, 404, 413, 415, 422, 501}
+_BUSY_CODES = {"408", "429", "500", "502", "503", "504", "529", "rate_limit_exceeded", "server_error"}
+_OWN_FIELDS = {"model", "messages", "temperature", "max_tokens", "max_completion_tokens", "seed", "response_format", "stream", "n"}
 _MENDABLE = {"parse_error", "schema_error", "empty_response"}
 
 
@@ -256,6 +260,16 @@ def _with_note(messages: Sequence[dict], reply: "Reply", attempt: int, json_want
     return [*messages, {"role": "user", "content": note}]
 
 
+def _check_extra(extra: Mapping[str, Any] | None) -> dict:
+    try:
+        found = json.loads(json.dumps(dict(extra or {}), allow_nan=False))
+    except (TypeError, ValueError) as error:
+        raise CdrError(f"extra must be plain JSON data ({error})") from None
+    if taken := set(found) & _OWN_FIELDS:
+        raise CdrError(f"extra holds {', '.join(sorted(taken))}: the client sets these fields itself")
+    return found
+
+
 def _record(reply: "Reply") -> dict:
     return {"text": reply.text, "status": reply.status, "reason": reply.reason, "finish_reason": reply.finish_reason,
             "flags": list(reply.flags), "usage": reply.usage.to_dict()}
@@ -271,7 +285,7 @@ def _body_of(content: bytes) -> "Mapping | Trouble":
         return Trouble(f"sends what is no response ({redact(content[:60].decode(errors='replace'))!r})", "lost")
     if isinstance(error := data.get("error"), Mapping) and not data.get("choices"):
         reason = f"reports an error in a response with status 200 ({redact(str(error.get('message')))})"
-        return Trouble(reason, "busy" if error.get("code") in {408, 429, 500, 502, 503, 504, 529} else "lost")
+        return Trouble(reason, "busy" if str(error.get("code")) in _BUSY_CODES else "lost")
     return data
 
 
@@ -361,7 +375,7 @@ class LLM:
         self.temperature, self.max_tokens, self.seed = temperature, max_tokens, seed
         self.concurrency, self.timeout, self.retries = concurrency, timeout, retries
         self.busy_retries, self.max_wait, self.structured = busy_retries, max_wait, structured
-        self.extra = json.loads(json.dumps(dict(extra or {})))
+        self.extra = _check_extra(extra)
         self.context_limit, self.budget, self.offline, self.merge_roles = context_limit, budget, offline, merge_roles
         self.endpoint = endpoint or self.base_url
         self.cache = cache if isinstance(cache, Replay) or cache is None else Replay(cache, read_only=offline)
@@ -480,6 +494,8 @@ class LLM:
             check_model(schema)
         if not isinstance(sample, int) or sample < 0:
             raise CdrError(f"sample is the number of a sample, 0 or more, not {sample!r}")
+        if max_tokens is not None and max_tokens < 1:
+            raise CdrError(f"max_tokens must be at least 1, not {max_tokens!r}")
         messages = strict_view(messages) if self.merge_roles else as_messages(messages)
         if schema is not None and self.structured == "prompt":
             messages = _with_schema(messages, schema)
@@ -531,10 +547,12 @@ class LLM:
             reply = await self._converse(live, ask)
             live.usage += reply.usage
             return reply
-        if ask.key in live.under_way:  # the same request at the same time is one request, or a replay could not repeat it
-            reply = await asyncio.shield(live.under_way[ask.key])
-            live.usage += Usage(cache_hits=reply.ok)
-            return replace(reply, cached=True)
+        # The same request at the same time is one request, or a replay could not repeat it.
+        while (other := live.under_way.get(ask.key)) is not None:
+            await asyncio.wait([other])
+            if not other.cancelled():
+                live.usage += Usage(cache_hits=1)
+                return replace(other.result(), cached=True)
         if (stored := self._stored(ask)) is not None:
             live.usage += Usage(cache_hits=1)
             return stored
@@ -552,11 +570,8 @@ class LLM:
                 self.cache.put(ask.key, _record(reply), self._shown(ask), live.clean)
             future.set_result(reply)
             return reply
-        except BaseException as error:
-            future.set_exception(error) if isinstance(error, Exception) else future.cancel()
-            future.done() and not future.cancelled() and future.exception()  # nobody may be waiting for it
-            raise
         finally:
+            future.cancel()  # if there is no result: another one that waits for it asks for itself
             del live.under_way[ask.key]
 
     def _stored(self, ask: _Ask) -> Reply | None:
@@ -625,22 +640,22 @@ class LLM:
         while True:
             sent = self._sent(live, body, ask)
             tally.native = "response_format" in sent
-            wait, found = None, await self._once(live, sent, tally)
+            found = await self._once(live, sent, tally)
             if isinstance(found, Mapping):
                 live.down = False
                 return found
             if isinstance(found, _Again):
                 continue
             most = self.busy_retries if found.kind == "busy" else min(2, self.busy_retries)
-            if found.kind == "lost" and live.down:
+            if found.kind != "busy" and live.down:
                 most = 0
             wait = back_off(failures, self._rng) if found.wait is None else found.wait
-            status = "timeout" if "Timeout" in found.reason else "server_error"
+            status = "timeout" if found.kind == "late" else "server_error"
             if wait > self.max_wait:
                 raise _Stop(status, f"the server {found.reason} and asks to wait {wait:.0f} s, more than {self.max_wait:.0f} s: "
                                     "run again later, what was stored is kept")
             if failures >= most:
-                live.down = live.down or found.kind == "lost"
+                live.down = live.down or found.kind != "busy"
                 times = f" after {failures + 1} attempts" if failures else ""
                 raise _Stop(status, f"the server {found.reason}{times}: run again later, what was stored is kept")
             failures += 1
@@ -684,13 +699,14 @@ class LLM:
                     spent = 0
                 return data
             except asyncio.TimeoutError:
-                return Trouble(f"does not answer within {self.timeout:g} s (Timeout)", "lost")
+                return Trouble("does not answer in time", "late")
             except openai.APIStatusError as error:
                 spent = 0
                 return self._judged(live, sent, error)
             except openai.APIConnectionError as error:
                 found = trouble(error)
-                spent = need if "Timeout" in found.reason else 0
+                if found.reason.startswith("cannot be reached"):  # else nobody knows whether it was answered, and billed
+                    spent = 0
                 return found
             except openai.OpenAIError as error:
                 raise _Stop("server_error", f"{type(error).__name__}: {redact(str(error))}") from None
@@ -703,9 +719,9 @@ class LLM:
         if found.kind != "final":
             return replace(found, reason=f"{found.reason} ({message})")
         if error.status_code in _REFUSED_REQUEST:
-            if error.code in _OVERFLOW_CODES or error.type in _OVERFLOW_CODES or _OVERFLOW.search(message):
-                raise _Stop("context_overflow", f"the server answers {error.status_code}: {message}; set context_limit so that "
-                                                "older messages can be left out")
+            if {str(error.code), str(error.type)} & _OVERFLOW_CODES or _OVERFLOW.search(message):
+                help = "" if self.context_limit else "; set context_limit so that older messages can be left out"
+                raise _Stop("context_overflow", f"the server answers {error.status_code}: {message}{help}")
             if error.code == "content_filter":
                 raise _Stop("refused", message)
             if "max_tokens" in sent and "max_completion_tokens" in message:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Prompt', 'read_prompt', 'prompt_names', 'load_prompt']
 
-# %% ../../nbs/core/14_prompts.ipynb #cfaf67d6
+# %% ../../nbs/core/14_prompts.ipynb #b4828bc0
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from .config import CdrError, data_dir, text_hash
 from .conversation import is_blank
 
-# %% ../../nbs/core/14_prompts.ipynb #03ad4ddc
+# %% ../../nbs/core/14_prompts.ipynb #65f81a6a
 _ENVIRONMENT = SandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)
 _PARTS = ("system", "user")
 
@@ -44,8 +44,8 @@ class Prompt:
     @property
     def variables(self) -> tuple[str, ...]:
         "Names that `render` needs, sorted."
-        return tuple(sorted({name for part in _PARTS
-                             for name in meta.find_undeclared_variables(_ENVIRONMENT.parse(getattr(self, part)))}))
+        names = {name for part in _PARTS for name in meta.find_undeclared_variables(_ENVIRONMENT.parse(getattr(self, part)))}
+        return tuple(sorted(names - set(_ENVIRONMENT.globals)))
 
     @property
     def hash(self) -> str:
@@ -76,7 +76,7 @@ class Prompt:
             raise CdrError(f"prompt {self.name}: the user part is blank with these variables")
         return messages
 
-# %% ../../nbs/core/14_prompts.ipynb #990ed539
+# %% ../../nbs/core/14_prompts.ipynb #f59d5ad1
 _FIELDS = {"version", "source", "system", "user"}
 
 
