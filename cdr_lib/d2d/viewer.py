@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['patience_levels', 'patience_svg', 'Transcript', 'show']
 
-# %% ../../nbs/d2d/13_viewer.ipynb #6f76473c
+# %% ../../nbs/d2d/13_viewer.ipynb #2be8b9b7
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from .catalog import Catalog
 from .shoppers import Shopper
 from .simulate import STOPS
 
-# %% ../../nbs/d2d/13_viewer.ipynb #27e22a67
+# %% ../../nbs/d2d/13_viewer.ipynb #f109c931
 _USER, _ASSISTANT, _GOOD, _BAD, _GREY = "#0173b2", "#de8f05", "#029e73", "#d55e00", "#767676"
 _COLOURS = {"success": _GOOD, "abandoned": _BAD, "error": _BAD, "max_turns": _GREY, "repetition": _GREY}
 
@@ -56,7 +56,7 @@ def patience_svg(
             f'<polyline points="{points}" fill="none" stroke="{_USER}" stroke-width="1.5"/>{dots}'
             f'<text x="{right + 5}" y="{y(levels[-1]) + 4:.1f}" {label}>{levels[-1]:.2f}</text></svg>')
 
-# %% ../../nbs/d2d/13_viewer.ipynb #9abacef2
+# %% ../../nbs/d2d/13_viewer.ipynb #3dafb15d
 def _text(value: str) -> str:
     return escape_html(value).replace("\n", "<br>") if not is_blank(value) else "<em>(blank)</em>"
 
@@ -67,19 +67,21 @@ def _bubble(who: str, text: str, colour: str, extra: str = "") -> str:
             f'padding:.3em .7em;margin-bottom:.35em"><strong style="color:{colour}">{who}</strong><br>{text}{extra}</div>')
 
 
-def _items(turn: Mapping, target: str, catalog: Catalog | None) -> str:
-    rows = []
-    for id, relevance in zip(turn["items"], turn["relevance"]):
-        title = catalog.item(id).title if catalog is not None and id in catalog else id
-        mark = f' <strong style="color:{_GOOD}">target</strong>' if id == target else ""
-        rows.append(f"<li>{escape_html(title)} <small>(ρ {relevance:.2f})</small>{mark}</li>")
-    return f'<ol style="margin:.3em 0 0 1.4em;padding:0">{"".join(rows)}</ol>' if rows else ""
+def _items(turn: Mapping, catalog: Catalog | None) -> str:
+    "What was shown and is not named in the text, as a shop would show it beside."
+    titles = [catalog.item(id).title if catalog is not None and id in catalog else id for id in turn["items"]]
+    rows = "".join(f"<li>{escape_html(title)}</li>" for title in titles if title not in turn["assistant"])
+    return f'<ul style="margin:.3em 0 0 1.4em;padding:0">{rows}</ul>' if rows else ""
 
 
-def _why(turn: Mapping) -> str:
-    "The reasons that an assistant gave, and what they cost."
+def _why(turn: Mapping, target: str) -> str:
+    "The reasons that an assistant gave, how well its items fit, and what it cost."
     explanation = turn["explanation"] if isinstance(turn["explanation"], Mapping) else {}
     lines = [escape_html(explanation[name]) for name in ("why", "why_question") if isinstance(explanation.get(name), str)]
+    if turn["items"]:
+        shown = [f'<strong style="color:{_GOOD}">target</strong>' if id == target else f"{relevance:.2f}"
+                 for id, relevance in zip(turn["items"], turn["relevance"])]
+        lines.append(f"relevance: {', '.join(shown)}")
     step = turn["patience"]
     if step:
         terms = [f"fit {step['pi_r']:+.2f}" if turn["items"] else "", f"question −{step['pi_a']:.2f}" if turn["asked"] else "",
@@ -125,8 +127,8 @@ def show(
     rows = []
     for turn in record["turns"]:
         chat = _bubble("shopper", _text(turn["user"]), _USER)
-        chat += _bubble("assistant", _text(turn["assistant"]), _ASSISTANT, _items(turn, record["target"], catalog) if reasons else "")
-        rows.append((chat, _why(turn) if reasons else ""))
+        chat += _bubble("assistant", _text(turn["assistant"]), _ASSISTANT, _items(turn, catalog))
+        rows.append((chat, _why(turn, record["target"]) if reasons else ""))
     if record["unread"] is not None:
         rows.append((_bubble("shopper", _text(record["unread"]), _USER), ""))
     if reasons and record["error"]:
