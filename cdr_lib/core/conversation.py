@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ROLES', 'RENDERINGS', 'BadRecord', 'is_blank', 'Turn', 'Conversation', 'render', 'content_hash', 'escape_html',
-           'escape_md', 'conversation_html']
+           'escape_md', 'printable', 'conversation_html']
 
 # %% ../../nbs/core/01_conversation.ipynb #f70038cc
 import html
@@ -205,6 +205,14 @@ def escape_md(text: str) -> str:
     text = _MARKDOWN.sub(_escaped, re.sub(r"^ *\t[ \t]*|^ {4,}", "   ", text, flags=re.MULTILINE))
     # After the backslashes, since an entity holds a number sign.
     return html.escape(text, quote=False).replace("$", "&#36;").replace("\n", "<br>")
+
+
+def printable(
+    text: str,
+) -> str:  # line ends stay
+    "Text that a terminal shows and never obeys: control and direction-changing characters become visible."
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]",
+                  lambda match: f"\\x{ord(match[0]):02x}", text.replace("\t", "    "))
 
 # %% ../../nbs/core/01_conversation.ipynb #c3b0584e
 _COLOURS = {"user": "#0173b2", "assistant": "#de8f05", "system": "#949494", "tool": "#949494"}
