@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Elicitation', 'Elicitor', 'RuleElicitor', 'ElicitedValue', 'ElicitReply', 'LlmElicitor']
 
-# %% ../../nbs/d2d/06_elicit.ipynb #1fd238f9
+# %% ../../nbs/d2d/06_elicit.ipynb #4843b5a4
 import re
 import weakref
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from .catalog import Catalog, normalise_name, normalise_value, numeric_value, pa
 from .policy import Question
 from .preferences import Preferences, Space, indifferent, prefer
 
-# %% ../../nbs/d2d/06_elicit.ipynb #75594c38
+# %% ../../nbs/d2d/06_elicit.ipynb #94671489
 @dataclass(frozen=True)
 class Elicitation:
     "New preferences, and what led to them."
@@ -53,7 +53,7 @@ class Elicitor(Protocol):
         "Preferences after the utterance."
         ...
 
-# %% ../../nbs/d2d/06_elicit.ipynb #068cbd90
+# %% ../../nbs/d2d/06_elicit.ipynb #390876a4
 _DONT = r"\b(?:do ?n[o']t|does ?n[o']t|did ?n[o']t|dont|doesnt|do not|does not|did not)"
 _NUMBER_AHEAD = r"(?=(?: (?:a|an|the|of|about|around))* ?[$\u20ac\xa3\u20b9]?\d)"
 _MARKS = [(re.compile(pattern), mark) for pattern, mark in (
@@ -124,7 +124,7 @@ def _words(text: str) -> _Words:
             before = 0
     return _Words(tuple(raw), tuple(map(_stem, raw)), tuple(border))
 
-# %% ../../nbs/d2d/06_elicit.ipynb #2f35ac53
+# %% ../../nbs/d2d/06_elicit.ipynb #3984cd8e
 _SCANT = frozenset("yes no none other one two all any both new set a i s m l xl it to in on for".split())
 
 
@@ -166,7 +166,7 @@ def _lexicon(catalog: Catalog) -> _Lexicon:
         _LEXICONS[catalog] = _Lexicon(catalog)
     return _LEXICONS[catalog]
 
-# %% ../../nbs/d2d/06_elicit.ipynb #e4feb6ec
+# %% ../../nbs/d2d/06_elicit.ipynb #9fec5ce9
 @dataclass
 class _Found:
     "What an utterance says about one attribute."
@@ -187,7 +187,7 @@ class _Span:
     values: tuple[tuple[int, int], ...] = ()  # (catalogue column, code)
     quantity: tuple[str, tuple[float, ...], str] | None = None  # relation, amounts, unit
 
-# %% ../../nbs/d2d/06_elicit.ipynb #1f517f61
+# %% ../../nbs/d2d/06_elicit.ipynb #625f1efa
 _RELATIONS = {"\xable\xbb": "at most", "\xabge\xbb": "at least", "\xababout\xbb": "about", "\xabrange\xbb": "between"}
 
 
@@ -255,7 +255,7 @@ def _spans(words: _Words, lexicon: _Lexicon) -> list[_Span]:
                 at += 1
     return spans
 
-# %% ../../nbs/d2d/06_elicit.ipynb #1c4e85ec
+# %% ../../nbs/d2d/06_elicit.ipynb #6b923e4a
 def _grades(
     relation: str,  # "at most", "at least", "between", "about" or "exactly"
     amounts: Sequence[float],
@@ -277,7 +277,7 @@ def _grades(
     high = amounts[-1] if relation != "at least" else np.inf
     return np.where((values >= low - slack) & (values <= high + slack), 1.0, -1.0)
 
-# %% ../../nbs/d2d/06_elicit.ipynb #bdda69c1
+# %% ../../nbs/d2d/06_elicit.ipynb #44cce239
 class _Reading:
     "What one utterance says, attribute by attribute, before it becomes numbers."
 
@@ -413,7 +413,7 @@ class _Reading:
             else:
                 what.liked[pair] = 1.0
 
-# %% ../../nbs/d2d/06_elicit.ipynb #1f0d589d
+# %% ../../nbs/d2d/06_elicit.ipynb #39b54338
 _AMOUNT = r"\d(?:[\d,.]*\d)?"
 _CURRENCY = r"(?:dollars?|bucks|euros?|usd|eur|gbp|inr)\b"
 _MONEY = re.compile(rf"[$\u20ac\xa3\u20b9] ?{_AMOUNT}|{_AMOUNT} ?(?:[$\u20ac\xa3\u20b9]|{_CURRENCY})"
@@ -472,7 +472,7 @@ class RuleElicitor:
         neither = "\xabneither\xbb" in words.raw
         if asked and asked.kind == "items":
             prefs = self._choice(space, prefs, asked, utterance, neither, notes)
-        elif asked and asked.kind == "values" and neither and not reading.found:
+        elif asked and asked.kind == "values" and neither and not reading.found and not reading.free:
             prefs = prefs.put(asked.values, -self.half, 1 - self.half)
             notes.append(f"neither {' nor '.join(space.values[pair] for pair in asked.values)}")
         elif not reading.indifferent:
@@ -589,7 +589,7 @@ class RuleElicitor:
             what = reading.found.setdefault(column, _Found(words="?"))
             what.liked.update({pairs[hit]: sure for hit in hits.tolist()})
 
-# %% ../../nbs/d2d/06_elicit.ipynb #c0f2b60b
+# %% ../../nbs/d2d/06_elicit.ipynb #e6d5b99b
 class ElicitedValue(BaseModel):
     "What one value of one attribute is to the shopper."
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PolicyConfig', 'Question', 'Decision', 'top_set', 'attribute_worth', 'comparable_pair', 'decide']
 
-# %% ../../nbs/d2d/05_policy.ipynb #78fbdc47
+# %% ../../nbs/d2d/05_policy.ipynb #e475e2bb
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,10 +13,11 @@ import numpy as np
 from ..core.config import CdrError
 from .preferences import UNCERTAINTIES, Preferences, Space, item_scores
 
-# %% ../../nbs/d2d/05_policy.ipynb #36e116e6
+# %% ../../nbs/d2d/05_policy.ipynb #3387fe2a
 _CHOICES = {
     "uncertainty": UNCERTAINTIES,
     "timing": ("overlap", "random", "always"),
+    "question": ("informative", "random"),
     "ace_scale": ("items", "values"),
     "delta_pairs": ("all", "different"),
     "scope": ("remaining", "top_set"),
@@ -35,6 +36,7 @@ class PolicyConfig:
     ace: bool = True  # False: the ablation without attribute entropy
     apu: bool = True  # False: the ablation in which every value counts as equally uncertain when a question is chosen
     timing: str = "overlap"  # "random": the ablation without overlap; "always": recommend at every turn
+    question: str = "informative"  # which attribute is asked about; "random": a baseline
     p_recommend: float = 0.26  # chance of a recommendation under random timing
     ace_scale: str = "items"  # an entropy of 1 means: as many values as items; or "values": values equally frequent
     delta_pairs: str = "all"  # pairs of items that share a value count as well; or only "different" ones
@@ -76,7 +78,7 @@ class Decision:
     question: Question | None = None
     explanation: dict = field(default_factory=dict)  # plain JSON data, see `decide`
 
-# %% ../../nbs/d2d/05_policy.ipynb #0f4f30ec
+# %% ../../nbs/d2d/05_policy.ipynb #cc561c6e
 _TINY = 1e-9
 
 
@@ -107,7 +109,7 @@ def top_set(
     inside = (common / width >= tau - _TINY) & (common >= -_TINY)
     return ranked[inside]
 
-# %% ../../nbs/d2d/05_policy.ipynb #82a5d506
+# %% ../../nbs/d2d/05_policy.ipynb #019eea85
 def attribute_worth(
     space: Space,
     prefs: Preferences,
@@ -152,7 +154,7 @@ def attribute_worth(
         delta[delta < _TINY] = 0
     return ace, delta
 
-# %% ../../nbs/d2d/05_policy.ipynb #c2fca666
+# %% ../../nbs/d2d/05_policy.ipynb #e6b7ffe5
 def comparable_pair(
     space: Space,
     prefs: Preferences,
@@ -176,7 +178,7 @@ def comparable_pair(
             return (int(items[first]), int(items[first + 1 + second])), tuple(differing.tolist())
     return None
 
-# %% ../../nbs/d2d/05_policy.ipynb #cb982bce
+# %% ../../nbs/d2d/05_policy.ipynb #f31d0374
 _SHOWN_IN_EXPLANATION = 8
 
 
@@ -184,10 +186,14 @@ def _rounded(value: float) -> float:
     return round(float(value), 6) + 0.0  # no -0.0
 
 
-def _attribute_question(space: Space, prefs: Preferences, items: np.ndarray, config: PolicyConfig):
+def _attribute_question(space: Space, prefs: Preferences, items: np.ndarray, config: PolicyConfig,
+                        rng: np.random.Generator | None):
     "Question about the most informative attributes of `items`, or None, and the numbers behind it."
     ace, delta = attribute_worth(space, prefs, items, config)
-    worth = ace * delta if config.ace else delta.copy()
+    if config.question == "random":  # any that two of the items state
+        worth = ((space.flat[items] >= 0).sum(axis=0) > 1) * (1 + rng.random(len(ace)))
+    else:
+        worth = ace * delta if config.ace else delta.copy()
     worth[list(prefs.asked)] = 0
     # Equal up to rounding is equal: a relative step of 1e-9 decides, then the attribute's place.
     with np.errstate(divide="ignore"):
@@ -211,11 +217,11 @@ def decide(
     space: Space,
     prefs: Preferences,
     config: PolicyConfig = PolicyConfig(),
-    rng: np.random.Generator | None = None,  # only needed, and only used, when timing is "random"
+    rng: np.random.Generator | None = None,  # only needed, and only used, when timing or question is "random"
 ) -> Decision:
     "Recommend or not, and what to ask (section 3.4). A pure function: nothing is changed, equal input, equal decision."
-    if config.timing == "random" and rng is None:
-        raise CdrError("policy: random timing needs a generator: pass rng=numpy.random.default_rng(seed)")
+    if "random" in (config.timing, config.question) and rng is None:
+        raise CdrError("policy: random timing or questions need a generator: pass rng=numpy.random.default_rng(seed)")
     p, u = item_scores(space, prefs, config.uncertainty)
     racing = np.ones(len(space), bool)
     if config.exclude_shown:
@@ -245,11 +251,11 @@ def decide(
             # What stands in the race if nothing of this is taken, and within it what may be the best.
             remaining = ranked[~np.isin(ranked, recommended)] if config.exclude_shown else ranked
             asked_about = top_set(p, u, remaining, config.tau)
-        question, numbers = _attribute_question(space, prefs, asked_about, config)
+        question, numbers = _attribute_question(space, prefs, asked_about, config, rng)
         if question is None and len(asked_about) < len(ranked):
             # The few at the top cannot be told apart: look at everything in the race.
             asked_about = remaining if show and config.scope == "remaining" else ranked
-            question, numbers = _attribute_question(space, prefs, asked_about, config)
+            question, numbers = _attribute_question(space, prefs, asked_about, config, rng)
     if not show and question is None and len(ranked):
         recommended = _recommendation(tops, ranked, config)
         why += "; nothing is left to ask, so the best are shown"
@@ -281,6 +287,8 @@ def _reason(space: Space, question: Question | None, numbers: list[dict], n_item
         return (f"Compares two items: they differ in {len(question.attributes)} "
                 f"attribute{'s' * (len(question.attributes) != 1)}, and {n_items} items may be the best.")
     names = " and ".join(space.attributes[j] for j in question.attributes)
+    if config.question == "random":
+        return f"Asks about {names}: chosen at random."
     basis = [name for name, on in (("split", config.ace), ("are uncertain about", config.apu)) if on]
     what = f"best {' and '.join(basis)} the {n_items} items in question" if basis else "are stated by most items"
     return f"Asks about {names}, which {what}." if len(question.attributes) > 1 else \
