@@ -48,7 +48,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers.get("content-length", 0)))
         fake: FakeLLM = self.server.fake  # type: ignore[attr-defined]
-        with fake.counting(json.loads(data), dict(self.headers)) as (request, entry):
+        with fake.counting(json.loads(data), {name.lower(): value for name, value in self.headers.items()}) as (request, entry):
             time.sleep(entry.get("latency", fake.latency))
             self.answer(entry, request)
 
@@ -106,7 +106,7 @@ class FakeLLM:
     ):
         self.script, self.latency = script, latency
         self.requests: list[dict] = []  # bodies, in the order in which they came
-        self.headers: list[dict] = []
+        self.headers: list[dict] = []  # names in lower case
         self.lock, self.under_way, self.most_under_way = threading.Lock(), 0, 0
 
     def counting(self, request: dict, headers: dict) -> _Counting:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['STATUSES', 'Usage', 'LLMError', 'Reply', 'read_response', 'LLM']
 
-# %% ../../nbs/core/17_llm.ipynb #e12def0b
+# %% ../../nbs/core/17_llm.ipynb #30e7de73
 import asyncio
 import json
 import logging
@@ -13,6 +13,7 @@ import math
 import os
 import re
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -30,7 +31,7 @@ from .messages import ContextOverflow, as_messages, estimate_tokens, fit_context
 from .replay import Replay, request_key
 from .schema import BadJSON, BadValue, check_model, parse_json, strict_schema, validate, without_thoughts
 
-# %% ../../nbs/core/17_llm.ipynb #78013c5d
+# %% ../../nbs/core/17_llm.ipynb #d6120ea5
 @dataclass(frozen=True)
 class Usage:
     "What calls cost, over all their attempts. Sums with `+`."
@@ -57,7 +58,7 @@ class Usage:
         "Plain JSON form."
         return asdict(self)
 
-# %% ../../nbs/core/17_llm.ipynb #4f6e7ae4
+# %% ../../nbs/core/17_llm.ipynb #bddd47a4
 STATUSES = {
     "ok": "an answer; with a schema, a valid one",
     "refused": "the model or a filter declined; asked once, and stored with its reason",
@@ -107,7 +108,7 @@ class Reply:
             raise LLMError(self)
         return self.text if self.value is None else self.value
 
-# %% ../../nbs/core/17_llm.ipynb #455be6d0
+# %% ../../nbs/core/17_llm.ipynb #134670ad
 _CUT = {"length", "max_tokens", "max_output_tokens", "model_length"}
 # What a refusal looks like where JSON was wanted and a sentence came.
 _REFUSAL = re.compile(r"\W*(?:(?:i['’]?m|i am|we['’]?re) (?:very |really )?(?:sorry|afraid|unable|not able)|sorry|"
@@ -177,40 +178,67 @@ def read_response(
     except BadValue as error:
         return replace(reply, status="schema_error", reason=str(error), flags=flags)
 
-# %% ../../nbs/core/17_llm.ipynb #0d0a3b83
+# %% ../../nbs/core/17_llm.ipynb #03e7e2f1
+_FRAME = 16  # tokens around a message, at most, in the chat templates that we know
+
+
+class _Stop(Exception):
+    "No response will come for this request."
+
+    def __init__(self, status: str, reason: str):
+        self.status, self.reason = status, reason
+
+
 class _Budget:
     "Tokens that may be spent; lives in one event loop."
 
     def __init__(self, total: int | None):
         self.total, self.spent, self.reserved = total, 0, 0
-        self.ratio: float | None = None  # most tokens for a byte seen so far
+        self.tried = False  # whether anything came back yet
+        self.ratio, self.extra = 1.0, 0.0  # tokens for a byte, tokens that the server adds
+        self.seen: deque[tuple[int, int, int]] = deque(maxlen=256)  # bytes, messages and tokens of prompts
         self.changed = asyncio.Condition()
 
     def bound(self, size: int, messages: int) -> int:
-        ratio = 1.0 if self.ratio is None else 1.2 * self.ratio
-        return math.ceil(size * ratio) + (16 * messages if self.ratio is None else 0)
+        "Most tokens that a prompt of `size` bytes may take, as far as we know."
+        return math.ceil(min(1.0, 1.2 * self.ratio) * size + _FRAME * messages + self.extra)
 
-    def learn(self, size: int, prompt_tokens: int) -> None:
-        self.ratio = max(self.ratio or 0.0, prompt_tokens / max(size, 1))
-
-    async def reserve(self, need: int) -> bool:
+    def learn(self, size: int, messages: int, tokens: int) -> None:
         if self.total is None:
-            return True
+            return
+        self.seen.append((size, messages, tokens))
+        # In short prompts the frame hides how many bytes a token has.
+        if long := [tokens / size for size, _, tokens in self.seen if size >= 400]:
+            self.ratio = max(long)
+        self.extra = 0.0
+        self.extra = max(0.0, *(tokens - self.bound(size, messages) for size, messages, tokens in self.seen))
+
+    async def reserve(self, size: int, messages: int, answer: int) -> int:  # tokens set aside; `_Stop` if they never can be
+        if self.total is None:
+            return 0
+
+        def need() -> int:  # what is known changes while we wait
+            return self.bound(size, messages) + answer
+
+        def ready() -> bool:
+            return not self.reserved or self.tried and self.spent + self.reserved + need() <= self.total
+
         async with self.changed:
-            await self.changed.wait_for(lambda: not self.reserved or self.spent + self.reserved + need <= self.total)
-            if self.spent + self.reserved + need > self.total:
-                return False
-            self.reserved += need
-            return True
+            await self.changed.wait_for(ready)
+            if self.spent + self.reserved + need() > self.total:
+                raise _Stop("budget", f"not sent: it may take {need()} tokens, and {self.spent} of {self.total} are spent")
+            self.reserved += need()
+            return need()
 
     async def settle(self, need: int, spent: int) -> None:
         if self.total is not None:
             async with self.changed:
                 self.reserved -= need
                 self.spent += spent
+                self.tried = self.tried or spent > 0
                 self.changed.notify_all()
 
-# %% ../../nbs/core/17_llm.ipynb #4e512377
+# %% ../../nbs/core/17_llm.ipynb #eb5ba8a9
 _LOG = logging.getLogger("cdr_lib.llm")
 _loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a fork inherits the loop but not its thread
 _loops_lock = threading.Lock()
@@ -224,7 +252,7 @@ def _loop() -> asyncio.AbstractEventLoop:
             _loops[os.getpid()] = loop
         return _loops[os.getpid()]
 
-# %% ../../nbs/core/17_llm.ipynb #f1bb7bd0
+# %% ../../nbs/core/17_llm.ipynb #f962e5d0
 _OVERFLOW_CODES = {"context_length_exceeded", "exceed_context_size_error"}
 _OVERFLOW = re.compile(r"context (?:length|window|size)|maximum context|too many (?:input )?tokens|prompt is too long|too long for the context", re.IGNORECASE)
 _NO_SCHEMA = re.compile(r"response_format|json_schema|structured|grammar|guided", re.IGNORECASE)
@@ -310,13 +338,6 @@ class _Tally:
 
     usage: Usage = Usage()
     native: bool = False
-
-
-class _Stop(Exception):
-    "No response will come for this request."
-
-    def __init__(self, status: str, reason: str):
-        self.status, self.reason = status, reason
 
 
 @dataclass
@@ -678,11 +699,10 @@ class LLM:
         "The inner ring: one request within the budget and the number of slots."
         import openai
 
-        size = len(json.dumps([sent["messages"], sent.get("response_format")], ensure_ascii=False).encode())
+        size = sum(len(str(value).encode()) for message in sent["messages"] for value in message.values())
+        size += len(json.dumps(sent["response_format"], ensure_ascii=False).encode()) if "response_format" in sent else 0
         async with live.slots:
-            need = live.budget.bound(size, len(sent["messages"])) + sent.get(live.limit_name, 0)
-            if not await live.budget.reserve(need):
-                raise _Stop("budget", f"not sent: it may take {need} tokens, and {live.budget.spent} of {self.budget} are spent")
+            need = await live.budget.reserve(size, len(sent["messages"]), sent.get(live.limit_name, 0))
             spent = need  # until something else is known
             try:
                 if (wait := live.not_before - asyncio.get_running_loop().time()) > 0:
@@ -694,7 +714,7 @@ class LLM:
                     usage = _usage_of(data)
                     if usage.billed:
                         spent = usage.total_tokens
-                        live.budget.learn(size, usage.prompt_tokens)
+                        live.budget.learn(size, len(sent["messages"]), usage.prompt_tokens)
                 else:
                     spent = 0
                 return data
