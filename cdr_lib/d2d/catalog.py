@@ -6,7 +6,7 @@
 __all__ = ['Price', 'parse_price', 'within_budget', 'normalise_name', 'normalise_value', 'numeric_value', 'Item', 'Catalog',
            'same_quantities', 'read_catalog']
 
-# %% ../../nbs/d2d/00_catalog.ipynb #e0411361
+# %% ../../nbs/d2d/00_catalog.ipynb #c3a85b2a
 import csv
 import html
 import io
@@ -30,7 +30,7 @@ from ..core.conversation import BadRecord, is_blank
 from ..core.records import Reject, Rejects, excerpt, existing_file, json_records, one_of, open_bytes
 from ..core.tables import html_cell
 
-# %% ../../nbs/d2d/00_catalog.ipynb #2261e5d1
+# %% ../../nbs/d2d/00_catalog.ipynb #5d55a494
 _NUMBER = r"\d{1,3}(?:[ \u00a0\u202f'\u2019]\d{3})+(?:[.,]\d{1,2})?(?!\d)|\d+(?:[.,]\d+)*|[.,]\d+"
 
 
@@ -61,7 +61,7 @@ def _amount(
         return None
     return float(f"{''.join(groups) or '0'}.{part or '0'}")
 
-# %% ../../nbs/d2d/00_catalog.ipynb #0ad4eb52
+# %% ../../nbs/d2d/00_catalog.ipynb #8fd78344
 _SYMBOLS = {"us$": "USD", "ca$": "CAD", "c$": "CAD", "au$": "AUD", "a$": "AUD", "nz$": "NZD", "hk$": "HKD", "nt$": "TWD",
             "mx$": "MXN", "s$": "SGD", "r$": "BRL", "$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "₹": "INR", "₩": "KRW",
             "₽": "RUB", "₺": "TRY", "₫": "VND", "₪": "ILS", "₱": "PHP", "₴": "UAH", "฿": "THB", "₦": "NGN", "円": "JPY",
@@ -165,7 +165,7 @@ def within_budget(
         return "yes"
     return "no" if price.low is not None and price.low > maximum else "partly"
 
-# %% ../../nbs/d2d/00_catalog.ipynb #ad6723b7
+# %% ../../nbs/d2d/00_catalog.ipynb #e6d68c87
 _UNITS = {  # canonical spelling: (spellings, base unit, factor)
     "in": ("inches inch in ″ ''", "cm", 2.54), "ft": ("feet foot ft", "cm", 30.48), "yd": ("yards yard yd", "cm", 91.44),
     "mm": ("millimeters millimeter mm", "cm", 0.1), "cm": ("centimeters centimeter cm", "cm", 1.0),
@@ -183,9 +183,9 @@ _UNITS = {  # canonical spelling: (spellings, base unit, factor)
     "lm": ("lumens lumen lm", "lm", 1.0), "mp": ("megapixels megapixel mp", "mp", 1.0), "fps": ("fps", "fps", 1.0),
     "dpi": ("dpi", "dpi", 1.0), "psi": ("psi", "psi", 1.0), "bar": ("bars bar", "psi", 14.503773773),
     "sec": ("seconds second secs sec", "h", 1 / 3600), "min": ("minutes minute mins min", "h", 1 / 60),
-    "h": ("hours hour hrs hr h", "h", 1.0), "days": ("days day", "h", 24.0), "months": ("months month", "months", 1.0),
-    "years": ("years year yrs yr", "months", 12.0), "%": ("percent %", "%", 1.0), "mm hg": ("mmhg", "mm hg", 1.0),
-    "°f": ("°f", "°f", 1.0), "°c": ("°c", "°c", 1.0), "pieces": ("pieces piece pcs pc count ct", "pieces", 1.0),
+    "h": ("hours hour hrs hr h", "h", 1.0), "day": ("days day", "h", 24.0), "month": ("months month", "month", 1.0),
+    "year": ("years year yrs yr", "month", 12.0), "%": ("percent %", "%", 1.0), "mm hg": ("mmhg", "mm hg", 1.0),
+    "°f": ("°f", "°f", 1.0), "°c": ("°c", "°c", 1.0), "piece": ("pieces piece pcs pc count ct", "piece", 1.0),
     "pack": ("packs pack", "pack", 1.0), "person": ("persons person people", "person", 1.0),
     "mph": ("mph", "mph", 1.0), "rpm": ("rpm", "rpm", 1.0), "nits": ("nits nit", "nits", 1.0), "sq ft": ("sq-ft", "sq ft", 1.0),
 }
@@ -287,7 +287,7 @@ def numeric_value(
         return amount, ""
     return None
 
-# %% ../../nbs/d2d/00_catalog.ipynb #8968b776
+# %% ../../nbs/d2d/00_catalog.ipynb #5cdb4450
 @dataclass(frozen=True)
 class Item:
     "A product: what it is called, its attribute-value pairs (normalised), and what else a shop says about it."
@@ -325,7 +325,7 @@ class Item:
         price = f"<p>{html_cell(str(self.price))}</p>" if self.price else ""
         return f"<div><b>{html_cell(self.title)}</b> ({html_cell(self.id)}){price}<table>{rows}</table></div>"
 
-# %% ../../nbs/d2d/00_catalog.ipynb #28206022
+# %% ../../nbs/d2d/00_catalog.ipynb #69170bd8
 class Catalog:
     "Items with what is derived from them: attributes, values, and codes for arithmetic. Not to be changed."
 
@@ -478,7 +478,7 @@ def _around(value: str) -> str:
     "What a value says beside its quantity."
     return _QUANTITY.sub("#", value)
 
-# %% ../../nbs/d2d/00_catalog.ipynb #94fb3b57
+# %% ../../nbs/d2d/00_catalog.ipynb #62ecd4c2
 _KEYS = {"name", "file", "corpus", "items", "id", "title", "text", "price", "currency", "rating", "n_reviews", "attributes",
          "attributes_from", "meta", "format", "licence", "source"}
 _FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "jsonl", ".parquet": "parquet", ".yaml": "yaml", ".yml": "yaml"}

@@ -7,7 +7,7 @@ __all__ = ['BRAND_NAMES', 'MODEL_NAMES', 'KIND_NAMES', 'Shopper', 'ShoppingSet',
            'Leak', 'stated', 'matching', 'identifying', 'load_wording', 'kind_of_item', 'points_by_rule',
            'profile_by_rule', 'describe_by_rule', 'shoppers_from', 'shoppers_for']
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #5ce7c66d
+# %% ../../nbs/d2d/03_shoppers.ipynb #53604bae
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ from ..core.tables import html_cell
 from .amazon import Purchase, Review, Selection, read_amazon_items, read_amazon_reviews, row_of_item
 from .catalog import Catalog, Item, normalise_value, numeric_value
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #5707b15d
+# %% ../../nbs/d2d/03_shoppers.ipynb #c7633185
 @dataclass(frozen=True)
 class Shopper:
     "A simulated user: what is looked for (never shown to an assistant), and how the search begins."
@@ -122,7 +122,7 @@ class ShoppingSet:
     def _repr_html_(self) -> str:
         return f"<p><b>{html_cell(self.name)}</b>: {len(self.shoppers):,} shoppers</p>{self.catalog._repr_html_()}"
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #8d7b18c1
+# %% ../../nbs/d2d/03_shoppers.ipynb #b57156b2
 def write_shopping_set(
     shopping_set: ShoppingSet,
     folder: str | Path,
@@ -171,10 +171,10 @@ def read_shopping_set(
     reviews = read_amazon_reviews(_first(folder, "reviews.jsonl"), counts=counts) if has_reviews else []
     return ShoppingSet(name, Catalog(name, items), tuple(shoppers), tuple(reviews), dict(+counts))
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #4b6891aa
+# %% ../../nbs/d2d/03_shoppers.ipynb #0e33f552
 BRAND_NAMES = ("brand", "manufacturer", "maker", "store", "author", "publisher", "vendor")
 MODEL_NAMES = ("model number", "model name", "model", "part number", "series", "sku", "asin", "upc", "ean", "id", "product id")
-KIND_NAMES = ("product type", "product category", "category", "department", "type", "style")
+KIND_NAMES = ("product type", "product category", "category", "type")
 
 
 class Leak(NamedTuple):
@@ -231,7 +231,7 @@ def identifying(
     description: Sequence[str],  # points, or other texts such as the first query
     item: Item,  # the target
     catalog: Catalog,
-    at_least: int = 3,  # items that all that is said must fit
+    at_least: int = 2,  # items that all that is said must fit
 ) -> list[Leak]:  # empty: nothing gives the item away
     "What in a description identifies the item."
     leaks: list[Leak] = []
@@ -266,7 +266,7 @@ def identifying(
         leaks.append(Leak("combination", "; ".join(f"{name}: {value}" for name, value in sorted(pairs.items())), None))
     return leaks
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #35df5b98
+# %% ../../nbs/d2d/03_shoppers.ipynb #bf01ce8c
 def load_wording(
     path: str | Path | None = None,  # None: `data/templates/shoppers/wording.yaml`
 ) -> dict[str, Any]:
@@ -287,26 +287,20 @@ def _choose(rng: np.random.Generator, options: Sequence[str]) -> str:
     return options[int(rng.integers(len(options)))]
 
 
+def _a(thing: str) -> str:
+    "The thing with its article."
+    vowel = thing[:1] in "aeio" or thing.startswith("u") and not thing.startswith(("us", "uni"))
+    return f"{'an' if vowel else 'a'} {thing}"
+
+
 def _about(price: float) -> str:
     "A price rounded up to two figures, so that it is a limit and no fingerprint."
     step = 10 ** max(0, int(np.floor(np.log10(price))) - 1)
     return f"{int(np.ceil(price / step - 1e-9) * step)}"
 
 
-def points_by_rule(
-    target: Item,
-    catalog: Catalog,
-    rng: np.random.Generator,
-    n_points: tuple[int, int] = (3, 5),  # least and most
-    at_least: int = 3,  # items that fit all points
-    wording: Mapping[str, Any] | None = None,
-) -> tuple[list[str], dict[str, str]]:  # the points, and the attribute values that they state
-    "A description of an item without what identifies it."
-    wording = (load_wording() if wording is None else wording)["point"]
-    wanted = int(rng.integers(n_points[0], n_points[1] + 1))
-    kind = next((name for name in KIND_NAMES if name in target.attributes), None)
-    names = [name for name in target.attributes if name not in (*BRAND_NAMES, *MODEL_NAMES, kind)]
-    names = ([kind] if kind else []) + [names[number] for number in rng.permutation(len(names))]
+def _collect(names: Sequence[str], target: Item, catalog: Catalog, rng: np.random.Generator, wanted: int, at_least: int,
+             wording: Mapping, kind: str | None) -> tuple[list[str], dict[str, str]]:
     points: list[str] = []
     pairs: dict[str, str] = {}
     for name in names:
@@ -314,13 +308,36 @@ def points_by_rule(
             break
         value = target.attributes[name]
         form = ("thing" if name == kind else value if value in ("yes", "no") else "quantity" if numeric_value(value) else "text")
-        point = _choose(rng, wording[form]).format(thing=value, name=name, value=value)
+        point = _choose(rng, wording[form]).format(thing=_a(value), name=name, value=value)
         # Words of one value may state another one too, so what counts is the text.
-        if len(matching(catalog, {**pairs, name: value})) < min(at_least, len(catalog)) or identifying(
+        if len(matching(catalog, {**pairs, name: value})) >= min(at_least, len(catalog)) and not identifying(
                 [*points, point], target, catalog, at_least):
-            continue
-        points.append(point)
-        pairs[name] = value
+            points.append(point)
+            pairs[name] = value
+    return points, pairs
+
+
+def points_by_rule(
+    target: Item,
+    catalog: Catalog,
+    rng: np.random.Generator,
+    n_points: tuple[int, int] = (3, 5),  # least and most
+    at_least: int = 2,  # items that fit all points
+    wording: Mapping[str, Any] | None = None,
+) -> tuple[list[str], dict[str, str]]:  # the points, and the attribute values that they state
+    "A description of an item without what identifies it."
+    wording = (load_wording() if wording is None else wording)["point"]
+    wanted = int(rng.integers(n_points[0], n_points[1] + 1))
+    kind = next((name for name in KIND_NAMES if name in target.attributes), None)
+    names = [name for name in target.attributes if name not in (*BRAND_NAMES, *MODEL_NAMES, kind)]
+    names = [names[number] for number in rng.permutation(len(names))]
+    points: list[str] = []
+    pairs: dict[str, str] = {}
+    # Chance order first; if that closes too early, the values that most items have.
+    for order in (names, sorted(names, key=lambda name: -len(matching(catalog, {name: target.attributes[name]})))):
+        points, pairs = _collect([kind, *order] if kind else order, target, catalog, rng, wanted, at_least, wording, kind)
+        if len(points) >= n_points[0]:
+            break
     if len(points) < wanted and target.price:
         amount = target.price.high or target.price.low
         point = _choose(rng, wording["price"]).format(price=f"{_about(amount)} {target.price.currency or ''}".strip())
@@ -363,7 +380,7 @@ def describe_by_rule(
     seed: int = 0,  # with the id: other ids get other words
     queries: Sequence[str] = (),  # first queries that suit the target; (): made of its kind
     hint: float = 0.5,  # share of queries that mention one more value
-    at_least: int = 3,  # see `identifying`
+    at_least: int = 2,  # see `identifying`
     wording: Mapping[str, Any] | None = None,
 ) -> Shopper:
     "A shopper with profile, scenario, description and first query, written by rule from attributes and purchases."
@@ -375,12 +392,13 @@ def describe_by_rule(
         query = _choose(rng, queries)
     elif kind and len(matching(catalog, {next(name for name in KIND_NAMES if name in target.attributes): kind})) >= min(
             at_least, len(catalog)):
-        query = _choose(rng, wording["query"]["thing"]).format(thing=kind)
+        query = _choose(rng, wording["query"]["thing"]).format(thing=_a(kind))
     else:
         query = _choose(rng, wording["query"]["nothing"])
-    hints = [value for name, value in pairs.items() if name not in KIND_NAMES and value not in ("yes", "no")]
+    hints = [name for name, value in pairs.items() if name not in KIND_NAMES and value not in ("yes", "no")]
     if hints and rng.random() < hint:
-        longer = _choose(rng, wording["query"]["hint"]).format(query=query.rstrip("?.!"), value=_choose(rng, hints))
+        name = _choose(rng, hints)
+        longer = _choose(rng, wording["query"]["hint"]).format(query=query.rstrip("?.!"), name=name, value=pairs[name])
         query = query if identifying([longer], target, catalog, at_least) else longer
     return Shopper(id, target.id, query, tuple(points), profile_by_rule(history, liked, rng, wording),
                    _choose(rng, wording["scenario"]), tuple(item.id for item in history))
@@ -389,7 +407,7 @@ def describe_by_rule(
 def shoppers_from(
     selection: Selection,  # of the Amazon corpus
     seed: int = 0,
-    at_least: int = 3,
+    at_least: int = 2,
 ) -> ShoppingSet:
     "The data set of section 5.1 with shoppers described by rule."
     catalog, wording = selection.catalog, load_wording()
@@ -406,7 +424,7 @@ def shoppers_for(
     catalog: Catalog,  # any, without reviews
     n: int = 100,  # shoppers at most; no target occurs twice
     seed: int = 0,
-    at_least: int = 3,
+    at_least: int = 2,
 ) -> ShoppingSet:
     "Shoppers without a history for any catalogue: targets drawn from the items that have most to say."
     wording = load_wording()
