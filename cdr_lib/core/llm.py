@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['STATUSES', 'Usage', 'LLMError', 'Reply', 'read_response', 'LLM']
 
-# %% ../../nbs/core/17_llm.ipynb #30e7de73
+# %% ../../nbs/core/17_llm.ipynb #b937608b
 import asyncio
 import json
 import logging
@@ -31,7 +31,7 @@ from .messages import ContextOverflow, as_messages, estimate_tokens, fit_context
 from .replay import Replay, request_key
 from .schema import BadJSON, BadValue, check_model, parse_json, strict_schema, validate, without_thoughts
 
-# %% ../../nbs/core/17_llm.ipynb #d6120ea5
+# %% ../../nbs/core/17_llm.ipynb #f50075bf
 @dataclass(frozen=True)
 class Usage:
     "What calls cost, over all their attempts. Sums with `+`."
@@ -58,7 +58,7 @@ class Usage:
         "Plain JSON form."
         return asdict(self)
 
-# %% ../../nbs/core/17_llm.ipynb #bddd47a4
+# %% ../../nbs/core/17_llm.ipynb #60dd2f8c
 STATUSES = {
     "ok": "an answer; with a schema, a valid one",
     "refused": "the model or a filter declined; asked once, and stored with its reason",
@@ -108,7 +108,7 @@ class Reply:
             raise LLMError(self)
         return self.text if self.value is None else self.value
 
-# %% ../../nbs/core/17_llm.ipynb #134670ad
+# %% ../../nbs/core/17_llm.ipynb #00810f85
 _CUT = {"length", "max_tokens", "max_output_tokens", "model_length"}
 # What a refusal looks like where JSON was wanted and a sentence came.
 _REFUSAL = re.compile(r"\W*(?:(?:i['’]?m|i am|we['’]?re) (?:very |really )?(?:sorry|afraid|unable|not able)|sorry|"
@@ -178,7 +178,7 @@ def read_response(
     except BadValue as error:
         return replace(reply, status="schema_error", reason=str(error), flags=flags)
 
-# %% ../../nbs/core/17_llm.ipynb #03e7e2f1
+# %% ../../nbs/core/17_llm.ipynb #4d65c03e
 _FRAME = 16  # tokens around a message, at most, in the chat templates that we know
 
 
@@ -238,7 +238,7 @@ class _Budget:
                 self.tried = self.tried or spent > 0
                 self.changed.notify_all()
 
-# %% ../../nbs/core/17_llm.ipynb #eb5ba8a9
+# %% ../../nbs/core/17_llm.ipynb #db76f798
 _LOG = logging.getLogger("cdr_lib.llm")
 _loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a fork inherits the loop but not its thread
 _loops_lock = threading.Lock()
@@ -252,7 +252,7 @@ def _loop() -> asyncio.AbstractEventLoop:
             _loops[os.getpid()] = loop
         return _loops[os.getpid()]
 
-# %% ../../nbs/core/17_llm.ipynb #f962e5d0
+# %% ../../nbs/core/17_llm.ipynb #00e67e5a
 _OVERFLOW_CODES = {"context_length_exceeded", "exceed_context_size_error"}
 _OVERFLOW = re.compile(r"context (?:length|window|size)|maximum context|too many (?:input )?tokens|prompt is too long|too long for the context", re.IGNORECASE)
 _NO_SCHEMA = re.compile(r"response_format|json_schema|structured|grammar|guided", re.IGNORECASE)
@@ -296,6 +296,14 @@ def _check_extra(extra: Mapping[str, Any] | None) -> dict:
     if taken := set(found) & _OWN_FIELDS:
         raise CdrError(f"extra holds {', '.join(sorted(taken))}: the client sets these fields itself")
     return found
+
+
+def _secret(key_env: str) -> str:
+    "The key, without the line end that files add; what no header can carry is an error that does not show it."
+    secret = os.environ.get(key_env, "").strip()
+    if not secret.isascii() or not secret.isprintable():
+        raise CdrError(f"the environment variable {key_env} holds characters that no key has: set it again")
+    return secret
 
 
 def _record(reply: "Reply") -> dict:
@@ -399,9 +407,9 @@ class LLM:
         self.extra = _check_extra(extra)
         self.context_limit, self.budget, self.offline, self.merge_roles = context_limit, budget, offline, merge_roles
         self.endpoint = endpoint or self.base_url
-        self.cache = cache if isinstance(cache, Replay) or cache is None else Replay(cache, read_only=offline)
-        if not offline and urlsplit(self.base_url).hostname == "api.openai.com" and not os.environ.get(key_env):
+        if not offline and not _secret(key_env) and urlsplit(self.base_url).hostname == "api.openai.com":
             raise CdrError(f"set the environment variable {key_env}, or base_url for a server without keys")
+        self.cache = cache if isinstance(cache, Replay) or cache is None else Replay(cache, read_only=offline)
         self._sleep, self._live, self._pid = sleep, None, 0
         self._rng, self._lock = np.random.default_rng(), threading.Lock()
 
@@ -555,7 +563,7 @@ class LLM:
             if self._live.client is None and not self.offline:
                 from openai import AsyncOpenAI
 
-                secret = os.environ.get(self.key_env, "")
+                secret = _secret(self.key_env)
                 self._live.client = AsyncOpenAI(api_key=secret or "none", base_url=self.base_url, max_retries=0,
                                                 timeout=self.timeout)
                 # Local servers take "none" or "test" for a key: such a word is no secret and may stand in an answer.
