@@ -4,16 +4,16 @@
 
 # %% auto #0
 __all__ = ['STOPS', 'Judgement', 'Exchange', 'Talk', 'converse', 'PatienceJudge', 'session_seed', 'run_session', 'session_row',
-           'Sessions', 'session_key', 'read_sessions', 'simulate']
+           'Sessions', 'session_key', 'read_sessions', 'assistant_settings', 'simulate']
 
-# %% ../../nbs/d2d/11_simulate.ipynb #736bcad2
+# %% ../../nbs/d2d/11_simulate.ipynb #f6438288
 import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from .respond import Response
 from .shoppers import Shopper, ShoppingSet
 from .users import LlmUser, ScriptedUser, Target, User, UserReply
 
-# %% ../../nbs/d2d/11_simulate.ipynb #a06634a4
+# %% ../../nbs/d2d/11_simulate.ipynb #34c2acb2
 STOPS = {
     "success": "the target was among the recommended items",
     "abandoned": "the shopper's patience was used up",
@@ -121,7 +121,7 @@ def converse(
 def _folded(text: str) -> str:
     return " ".join(text.casefold().split())
 
-# %% ../../nbs/d2d/11_simulate.ipynb #f5bfd449
+# %% ../../nbs/d2d/11_simulate.ipynb #4f5f5ead
 class PatienceJudge:
     "Follows the patience of one shopper through one session."
 
@@ -158,7 +158,7 @@ class PatienceJudge:
         self.patience = step.after
         return Judgement(step, rating.usage)
 
-# %% ../../nbs/d2d/11_simulate.ipynb #efc0b1e9
+# %% ../../nbs/d2d/11_simulate.ipynb #60751908
 def _tokens(usage: Any) -> list[int]:  # input, output
     return [usage.prompt_tokens, usage.completion_tokens] if usage is not None else [0, 0]
 
@@ -221,7 +221,7 @@ def run_session(
             "turns": [_turn(exchange, target) for exchange in talk.exchanges], "unread": unread,
             "unread_tokens": _tokens(talk.unread_usage)}
 
-# %% ../../nbs/d2d/11_simulate.ipynb #a17c88dd
+# %% ../../nbs/d2d/11_simulate.ipynb #e09e3f3d
 def session_row(record: Mapping) -> dict:
     "The numbers of one session."
     turns = record["turns"]
@@ -327,7 +327,7 @@ def read_sessions(
         raise CdrError(f"{path}: no sessions here ({_FINAL} is what `simulate` writes)")
     return Sessions(_in_order(records.values(), settings.get("methods", ()), settings.get("shoppers", ())), settings)
 
-# %% ../../nbs/d2d/11_simulate.ipynb #585ca07d
+# %% ../../nbs/d2d/11_simulate.ipynb #c5bb91a9
 _FINAL, _PART, _RUN, _TIMES = "sessions.jsonl", "sessions.part.jsonl", "run.json", "times.jsonl"
 
 
@@ -386,9 +386,19 @@ def _data_hash(shopping_set: ShoppingSet) -> str:
     return text_hash(*items, *shoppers)
 
 
-def _settings_of(assistant: Assistant) -> Any:
-    "What an assistant says of itself; None where it says nothing."
-    return getattr(assistant, "settings", None)
+def assistant_settings(assistant: Assistant) -> dict[str, Any]:
+    "What the answers of an assistant depend on: its public numbers and texts, its configuration, the names of its parts."
+    found: dict[str, Any] = {"class": type(assistant).__name__}
+    for name, value in sorted(vars(assistant).items()):
+        if name.startswith("_"):
+            continue
+        if value is None or isinstance(value, (str, int, float, bool)):
+            found[name] = value
+        elif is_dataclass(value):
+            found[name] = {key: part for key, part in asdict(value).items() if part is None or isinstance(part, (str, int, float, bool))}
+        elif isinstance(part := getattr(value, "name", getattr(value, "model", None)), str):
+            found[name] = part
+    return found
 
 
 def _user_of(user: Any, shopper: Shopper, target: Target, seed: int) -> User:
@@ -439,7 +449,7 @@ def simulate(
     settings = {"set": source, "data": _data_hash(shopping_set), "user": _name_of(user), "rater": rate.name,
                 "patience": asdict(config), "seed": seed, "max_turns": max_turns, "repeat_guard": repeat_guard,
                 "slots": slots, "shoppers": list(shoppers), "methods": list(assistants),
-                "assistants": {name: _settings_of(assistant) for name, assistant in assistants.items()}}
+                "assistants": {name: assistant_settings(assistant) for name, assistant in assistants.items()}}
     json_dumps(settings)  # what cannot be stored fails now, not after an hour
     targets: dict[str, Target] = {}
 
