@@ -6,7 +6,7 @@
 __all__ = ['Price', 'parse_price', 'within_budget', 'normalise_name', 'normalise_value', 'numeric_value', 'Item', 'Catalog',
            'same_quantities', 'read_catalog']
 
-# %% ../../nbs/d2d/00_catalog.ipynb #c3a85b2a
+# %% ../../nbs/d2d/00_catalog.ipynb #d0ed490e
 import csv
 import html
 import io
@@ -30,7 +30,7 @@ from ..core.conversation import BadRecord, is_blank
 from ..core.records import Reject, Rejects, excerpt, existing_file, json_records, one_of, open_bytes
 from ..core.tables import html_cell
 
-# %% ../../nbs/d2d/00_catalog.ipynb #5d55a494
+# %% ../../nbs/d2d/00_catalog.ipynb #1b989201
 _NUMBER = r"\d{1,3}(?:[ \u00a0\u202f'\u2019]\d{3})+(?:[.,]\d{1,2})?(?!\d)|\d+(?:[.,]\d+)*|[.,]\d+"
 
 
@@ -61,7 +61,7 @@ def _amount(
         return None
     return float(f"{''.join(groups) or '0'}.{part or '0'}")
 
-# %% ../../nbs/d2d/00_catalog.ipynb #8fd78344
+# %% ../../nbs/d2d/00_catalog.ipynb #7c3120b9
 _SYMBOLS = {"us$": "USD", "ca$": "CAD", "c$": "CAD", "au$": "AUD", "a$": "AUD", "nz$": "NZD", "hk$": "HKD", "nt$": "TWD",
             "mx$": "MXN", "s$": "SGD", "r$": "BRL", "$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "₹": "INR", "₩": "KRW",
             "₽": "RUB", "₺": "TRY", "₫": "VND", "₪": "ILS", "₱": "PHP", "₴": "UAH", "฿": "THB", "₦": "NGN", "円": "JPY",
@@ -165,7 +165,7 @@ def within_budget(
         return "yes"
     return "no" if price.low is not None and price.low > maximum else "partly"
 
-# %% ../../nbs/d2d/00_catalog.ipynb #e6d68c87
+# %% ../../nbs/d2d/00_catalog.ipynb #51c464f7
 _UNITS = {  # canonical spelling: (spellings, base unit, factor)
     "in": ("inches inch in ″ ''", "cm", 2.54), "ft": ("feet foot ft", "cm", 30.48), "yd": ("yards yard yd", "cm", 91.44),
     "mm": ("millimeters millimeter mm", "cm", 0.1), "cm": ("centimeters centimeter cm", "cm", 1.0),
@@ -287,7 +287,7 @@ def numeric_value(
         return amount, ""
     return None
 
-# %% ../../nbs/d2d/00_catalog.ipynb #5cdb4450
+# %% ../../nbs/d2d/00_catalog.ipynb #ef5e496a
 @dataclass(frozen=True)
 class Item:
     "A product: what it is called, its attribute-value pairs (normalised), and what else a shop says about it."
@@ -325,7 +325,7 @@ class Item:
         price = f"<p>{html_cell(str(self.price))}</p>" if self.price else ""
         return f"<div><b>{html_cell(self.title)}</b> ({html_cell(self.id)}){price}<table>{rows}</table></div>"
 
-# %% ../../nbs/d2d/00_catalog.ipynb #69170bd8
+# %% ../../nbs/d2d/00_catalog.ipynb #02c8b789
 class Catalog:
     "Items with what is derived from them: attributes, values, and codes for arithmetic. Not to be changed."
 
@@ -478,9 +478,9 @@ def _around(value: str) -> str:
     "What a value says beside its quantity."
     return _QUANTITY.sub("#", value)
 
-# %% ../../nbs/d2d/00_catalog.ipynb #62ecd4c2
+# %% ../../nbs/d2d/00_catalog.ipynb #9f4e0019
 _KEYS = {"name", "file", "corpus", "items", "id", "title", "text", "price", "currency", "rating", "n_reviews", "attributes",
-         "attributes_from", "meta", "format", "licence", "source"}
+         "attributes_from", "values", "meta", "format", "licence", "source"}
 _FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "jsonl", ".parquet": "parquet", ".yaml": "yaml", ".yml": "yaml"}
 
 
@@ -604,6 +604,8 @@ def read_catalog(
     named = {normalise_name(name): at for name, at in (spec.get("attributes") or {}).items()}
     objects, texts = _path_list(spec.get("attributes_from")), _path_list(spec.get("text"))
     kept = spec.get("meta") or {}
+    codes = {normalise_name(name): {normalise_value(code): normalise_value(value) for code, value in pairs.items()}
+             for name, pairs in (spec.get("values") or {}).items()}
     wanted = {path for path in [spec["id"], spec["title"], *texts, *named.values(), *objects, *kept.values(),
                                 *(spec[key] for key in ("price", "rating", "n_reviews") if spec.get(key))]}
     seen: set[str] = set()
@@ -619,7 +621,7 @@ def read_catalog(
         try:
             if not isinstance(found.value, Mapping):
                 raise BadRecord(f"it is {type(found.value).__name__}, not an object", where=found.place)
-            item = _item(found, spec, get, named, objects, texts, kept)
+            item = _item(found, spec, get, named, objects, texts, kept, codes)
             if item.id in ids:
                 raise BadRecord(f"the id {item.id!r} occurs twice", where=found.place)
             ids.add(item.id)
@@ -633,7 +635,8 @@ def read_catalog(
     return Catalog(spec["name"], same_quantities(items), rejects)
 
 
-def _item(found: _Found, spec: Mapping, get: Any, named: Mapping, objects: list, texts: list, kept: Mapping) -> Item:
+def _item(found: _Found, spec: Mapping, get: Any, named: Mapping, objects: list, texts: list, kept: Mapping,
+          codes: Mapping) -> Item:
     attributes: dict[str, str] = {}
     pairs = [(name, get(found, path)) for name, path in named.items()]
     for path in objects:
@@ -645,7 +648,7 @@ def _item(found: _Found, spec: Mapping, get: Any, named: Mapping, objects: list,
         if isinstance(value, Mapping):
             raise BadRecord(f"attribute {name!r} is an object: name what is inside it", where=found.place)
         if name and (value := normalise_value(value)):
-            attributes.setdefault(name, value)
+            attributes.setdefault(name, codes.get(name, {}).get(value, value))
     price = parse_price(get(found, spec.get("price")))
     if price and price.currency is None and spec.get("currency"):
         price = replace(price, currency=spec["currency"])

@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['BRAND_NAMES', 'MODEL_NAMES', 'KIND_NAMES', 'Shopper', 'ShoppingSet', 'write_shopping_set', 'read_shopping_set',
            'Leak', 'stated', 'matching', 'identifying', 'load_wording', 'kind_of_item', 'points_by_rule',
-           'profile_by_rule', 'describe_by_rule', 'shoppers_from', 'shoppers_for']
+           'profile_by_rule', 'describe_by_rule', 'shoppers_from', 'shoppers_for', 'ShopperText', 'Described',
+           'describe_by_llm']
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #53604bae
+# %% ../../nbs/d2d/03_shoppers.ipynb #69ea57d3
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,16 +19,19 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import yaml
+from pydantic import BaseModel, Field
 
 from ..core.config import CdrError, data_dir, write_text
 from ..core.conversation import BadRecord, is_blank
 from ..core.io import strict_json
+from ..core.llm import LLM, Usage
+from ..core.prompts import load_prompt
 from ..core.records import existing_file, json_lines
 from ..core.tables import html_cell
 from .amazon import Purchase, Review, Selection, read_amazon_items, read_amazon_reviews, row_of_item
 from .catalog import Catalog, Item, normalise_value, numeric_value
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #c7633185
+# %% ../../nbs/d2d/03_shoppers.ipynb #d5da94e3
 @dataclass(frozen=True)
 class Shopper:
     "A simulated user: what is looked for (never shown to an assistant), and how the search begins."
@@ -122,7 +126,7 @@ class ShoppingSet:
     def _repr_html_(self) -> str:
         return f"<p><b>{html_cell(self.name)}</b>: {len(self.shoppers):,} shoppers</p>{self.catalog._repr_html_()}"
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #b57156b2
+# %% ../../nbs/d2d/03_shoppers.ipynb #585ecf99
 def write_shopping_set(
     shopping_set: ShoppingSet,
     folder: str | Path,
@@ -171,7 +175,7 @@ def read_shopping_set(
     reviews = read_amazon_reviews(_first(folder, "reviews.jsonl"), counts=counts) if has_reviews else []
     return ShoppingSet(name, Catalog(name, items), tuple(shoppers), tuple(reviews), dict(+counts))
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #0e33f552
+# %% ../../nbs/d2d/03_shoppers.ipynb #7bb07029
 BRAND_NAMES = ("brand", "manufacturer", "maker", "store", "author", "publisher", "vendor")
 MODEL_NAMES = ("model number", "model name", "model", "part number", "series", "sku", "asin", "upc", "ean", "id", "product id")
 KIND_NAMES = ("product type", "product category", "category", "type")
@@ -266,7 +270,7 @@ def identifying(
         leaks.append(Leak("combination", "; ".join(f"{name}: {value}" for name, value in sorted(pairs.items())), None))
     return leaks
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #bf01ce8c
+# %% ../../nbs/d2d/03_shoppers.ipynb #e9e6030a
 def load_wording(
     path: str | Path | None = None,  # None: `data/templates/shoppers/wording.yaml`
 ) -> dict[str, Any]:
@@ -434,3 +438,77 @@ def shoppers_for(
     shoppers = [describe_by_rule(f"shopper-{number:03d}", catalog.items[row], catalog, seed=seed, at_least=at_least, wording=wording)
                 for number, row in enumerate(chosen, 1)]
     return ShoppingSet(catalog.name, catalog, tuple(shoppers))
+
+# %% ../../nbs/d2d/03_shoppers.ipynb #34cfaccb
+class ShopperText(BaseModel):
+    "What a model writes about a shopper."
+
+    profile: str = Field(min_length=1)
+    scenario: str = Field(min_length=1)
+    description: list[str] = Field(min_length=3, max_length=5)
+    query: str = Field(min_length=1)
+
+
+@dataclass(frozen=True)
+class Described:
+    "Shoppers as a model described them, and those of whom no description could be used."
+
+    shopping_set: ShoppingSet
+    failures: Mapping[str, str]  # shopper -> reason
+    usage: Usage  # all calls
+
+
+def _purchases(shopping_set: ShoppingSet, shopper: Shopper, most: int = 200) -> list[str]:
+    "Earlier purchases as lines: title, stars, the beginning of the review."
+    reviews = {(review.user, review.item): review for review in shopping_set.reviews}
+    lines = []
+    for id in shopper.history:
+        review = reviews.get((shopper.id, id))
+        stars = f", {review.stars:.0f} of 5 stars" if review and review.stars is not None else ""
+        said = f": {review.text[:most]}" if review and review.text else ""
+        lines.append(f"{shopping_set.catalog.item(id).title}{stars}{said}")
+    return lines
+
+
+def describe_by_llm(
+    llm: LLM,
+    shopping_set: ShoppingSet,  # shoppers with targets and histories; their words are replaced
+    tries: int = 2,  # more requests after one that gave the target away
+    at_least: int = 2,  # see `identifying`
+    progress: bool = True,
+) -> Described:
+    "Let a model write profile, scenario, description and first query of every shopper (section 4)."
+    prompt = load_prompt("d2d/describe")
+    waiting, leaks = list(shopping_set.shoppers), {shopper.id: [] for shopper in shopping_set.shoppers}
+    written: dict[str, Shopper] = {}
+    failures: dict[str, str] = {}
+    usage = Usage()
+    for _ in range(tries + 1):
+        if not waiting:
+            break
+        requests = []
+        for shopper in waiting:
+            target = shopping_set.target(shopper)
+            requests.append(prompt.render(history=_purchases(shopping_set, shopper), title=target.title,
+                                          facts=list(target.attributes.items()), text=target.text[:1000],
+                                          leaks=[f"{leak.kind}: {leak.text}" for leak in leaks[shopper.id]]))
+        again = []
+        for shopper, reply in zip(waiting, llm.chat_many(requests, schema=ShopperText, progress=progress)):
+            usage += reply.usage
+            if not reply.ok:
+                failures[shopper.id] = f"{reply.status}: {reply.reason}"
+                continue
+            made: ShopperText = reply.value
+            found = identifying([*made.description, made.query], shopping_set.target(shopper), shopping_set.catalog, at_least)
+            if found:
+                leaks[shopper.id] = found
+                again.append(shopper)
+                continue
+            written[shopper.id] = Shopper(shopper.id, shopper.target, made.query, tuple(made.description), made.profile,
+                                          made.scenario, shopper.history)
+        waiting = again
+    failures |= {shopper.id: "gives the target away: " + "; ".join(f"{leak.kind}: {leak.text}" for leak in leaks[shopper.id])
+                 for shopper in waiting}
+    shoppers = tuple(written[shopper.id] for shopper in shopping_set.shoppers if shopper.id in written)
+    described = ShoppingSet(shopping_set.name, shopping_set.catalog, shoppers, shopping_set.reviews, shopping_set.counts)
+    return Described(described, failures, usage)
