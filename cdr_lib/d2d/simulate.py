@@ -6,7 +6,7 @@
 __all__ = ['STOPS', 'Judgement', 'Exchange', 'Talk', 'converse', 'PatienceJudge', 'session_seed', 'run_session', 'session_row',
            'Sessions', 'session_key', 'read_sessions', 'assistant_settings', 'simulate']
 
-# %% ../../nbs/d2d/11_simulate.ipynb #f6438288
+# %% ../../nbs/d2d/11_simulate.ipynb #c7f05cb0
 import json
 import os
 import time
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from .respond import Response
 from .shoppers import Shopper, ShoppingSet
 from .users import LlmUser, ScriptedUser, Target, User, UserReply
 
-# %% ../../nbs/d2d/11_simulate.ipynb #34c2acb2
+# %% ../../nbs/d2d/11_simulate.ipynb #cb6d3017
 STOPS = {
     "success": "the target was among the recommended items",
     "abandoned": "the shopper's patience was used up",
@@ -121,7 +122,7 @@ def converse(
 def _folded(text: str) -> str:
     return " ".join(text.casefold().split())
 
-# %% ../../nbs/d2d/11_simulate.ipynb #4f5f5ead
+# %% ../../nbs/d2d/11_simulate.ipynb #8577701a
 class PatienceJudge:
     "Follows the patience of one shopper through one session."
 
@@ -158,7 +159,7 @@ class PatienceJudge:
         self.patience = step.after
         return Judgement(step, rating.usage)
 
-# %% ../../nbs/d2d/11_simulate.ipynb #60751908
+# %% ../../nbs/d2d/11_simulate.ipynb #b5c85f6c
 def _tokens(usage: Any) -> list[int]:  # input, output
     return [usage.prompt_tokens, usage.completion_tokens] if usage is not None else [0, 0]
 
@@ -221,7 +222,7 @@ def run_session(
             "turns": [_turn(exchange, target) for exchange in talk.exchanges], "unread": unread,
             "unread_tokens": _tokens(talk.unread_usage)}
 
-# %% ../../nbs/d2d/11_simulate.ipynb #e09e3f3d
+# %% ../../nbs/d2d/11_simulate.ipynb #449c60a8
 def session_row(record: Mapping) -> dict:
     "The numbers of one session."
     turns = record["turns"]
@@ -327,7 +328,7 @@ def read_sessions(
         raise CdrError(f"{path}: no sessions here ({_FINAL} is what `simulate` writes)")
     return Sessions(_in_order(records.values(), settings.get("methods", ()), settings.get("shoppers", ())), settings)
 
-# %% ../../nbs/d2d/11_simulate.ipynb #c5bb91a9
+# %% ../../nbs/d2d/11_simulate.ipynb #b7a4d562
 _FINAL, _PART, _RUN, _TIMES = "sessions.jsonl", "sessions.part.jsonl", "run.json", "times.jsonl"
 
 
@@ -410,6 +411,9 @@ def _user_of(user: Any, shopper: Shopper, target: Target, seed: int) -> User:
 def _name_of(user: Any) -> str:
     if isinstance(user, str):
         return user
+    if isinstance(user, partial):
+        options = ", ".join(f"{name}={value!r}" for name, value in sorted(user.keywords.items()))
+        return f"{_name_of(user.func)}({options})"
     return getattr(user, "__name__", type(user).__name__) if callable(user) else f"llm:{user.model}"
 
 
@@ -426,7 +430,7 @@ def _rater_of(rater: Any, user: Any) -> Rater:
 def simulate(
     shopping_set: ShoppingSet,
     assistants: Mapping[str, Assistant],  # by the name they have in the records
-    user: str | Any = "scripted",  # or an LLM, or a function (shopper, target, seed) -> User
+    user: str | Any = "scripted",  # or an LLM, or a function (shopper, target, seed) -> User: partial(ScriptedUser, opinions=0.6)
     patience: PatienceConfig | str = "swapped",  # or one of `PRESETS`
     out: str | Path | None = None,  # folder of the run; None: nothing is written
     trials: int = 1,  # sessions per shopper and method

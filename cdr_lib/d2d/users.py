@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Target', 'UserReply', 'User', 'Answer', 'true_answers', 'load_replies', 'ScriptedUser', 'user_view', 'LlmUser']
 
-# %% ../../nbs/d2d/10_users.ipynb #e3142421
+# %% ../../nbs/d2d/10_users.ipynb #2a102dc2
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -21,7 +21,7 @@ from .catalog import Catalog, normalise_name, normalise_value
 from .respond import Asked, Response
 from .shoppers import Shopper
 
-# %% ../../nbs/d2d/10_users.ipynb #5bb25233
+# %% ../../nbs/d2d/10_users.ipynb #eca68036
 class Target:
     "The item that a shopper wants, seen from the user's side."
 
@@ -56,7 +56,7 @@ class Target:
         "Relevance of the best list of `k` items that the catalogue allows."
         return np.sort(self.rho)[::-1][:k].tolist()
 
-# %% ../../nbs/d2d/10_users.ipynb #4788e8d5
+# %% ../../nbs/d2d/10_users.ipynb #b5ba9820
 @dataclass(frozen=True)
 class UserReply:
     "What the user says next."
@@ -79,7 +79,7 @@ class User(Protocol):
         "Answer the last response; `dialogue` ends with it."
         ...
 
-# %% ../../nbs/d2d/10_users.ipynb #e746e559
+# %% ../../nbs/d2d/10_users.ipynb #da05fafb
 @dataclass(frozen=True)
 class Answer:
     "One thing that is true of the target; `kind` is a key of data/templates/shopper/replies.yaml."
@@ -127,7 +127,7 @@ def true_answers(
             found.append(Answer("chooses_value" if offered else "other_value", {"attribute": attribute, "value": value}))
     return found
 
-# %% ../../nbs/d2d/10_users.ipynb #0eb51a65
+# %% ../../nbs/d2d/10_users.ipynb #03d27d4d
 @lru_cache(maxsize=4)
 def load_replies(
     path: str | None = None,  # default: data/templates/shopper/replies.yaml
@@ -178,10 +178,18 @@ class ScriptedUser(_Shopping):
         target: Target,
         seed: int = 0,
         volunteers: bool = True,  # adds a point of its description when nothing was asked
+        opinions: float = 1.0,  # share of the target's attributes that it cares about; the others get "no preference"
     ):
         super().__init__(shopper, target)
-        self.seed, self.volunteers = seed, volunteers
+        if not 0 <= opinions <= 1:
+            raise CdrError(f"scripted user: opinions is {opinions}, a share lies between 0 and 1")
+        self.seed, self.volunteers, self.opinions = seed, volunteers, opinions
         self._bank = load_replies()
+
+    def cares(self, attribute: str) -> bool:
+        "Whether this shopper has an opinion on an attribute: always the same answer, in every session."
+        drawn = int(text_hash(self.shopper.id, "cares", normalise_name(attribute))[:8], 16)
+        return drawn < self.opinions * 2**32
 
     def _say(self, kind: str, turn: int, place: int, fields: Mapping[str, str]) -> str:
         wordings = self._bank[kind]
@@ -203,11 +211,13 @@ class ScriptedUser(_Shopping):
         "Reject what was recommended, then answer what was asked."
         turn = sum(part.role == "assistant" for part in dialogue)
         answers = true_answers(response.asked, self.target) or [self._unasked(dialogue)]
+        answers = [Answer("no_preference", {"attribute": name})
+                   if (name := answer.fields.get("attribute")) and not self.cares(name) else answer for answer in answers]
         if response.items:
             answers.insert(0, Answer("rejects", {}))
         return UserReply(" ".join(self._say(answer.kind, turn, place, answer.fields) for place, answer in enumerate(answers)))
 
-# %% ../../nbs/d2d/10_users.ipynb #c96b56f8
+# %% ../../nbs/d2d/10_users.ipynb #0af2aa16
 def user_view(
     instructions: Sequence[Mapping[str, str]],  # messages that end with a user message, the start marker
     dialogue: Sequence[Turn],  # begins with the user's turn
@@ -219,7 +229,7 @@ def user_view(
     return [*map(dict, instructions),
             *({"role": swapped.get(turn.role, turn.role), "content": turn.text} for turn in dialogue)]
 
-# %% ../../nbs/d2d/10_users.ipynb #cbb7a69b
+# %% ../../nbs/d2d/10_users.ipynb #ce58b952
 class LlmUser(_Shopping):
     "A language model words the replies (section 4)."
 
