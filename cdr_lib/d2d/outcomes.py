@@ -6,7 +6,7 @@
 __all__ = ['LAST', 'MEASURES', 'session_ndcg', 'session_measures', 'shopper_means', 'outcome_table', 'compare', 'by_turn',
            'trajectory', 'wins_and_losses']
 
-# %% ../../nbs/d2d/12_outcomes.ipynb #7c8d85d0
+# %% ../../nbs/d2d/12_outcomes.ipynb #3b2119df
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -16,7 +16,7 @@ from ..core.config import CdrError
 from .simulate import STOPS, Sessions, session_row
 from ..evaluation.significance import bootstrap_ci, holm, paired_randomisation
 
-# %% ../../nbs/d2d/12_outcomes.ipynb #753dbed2
+# %% ../../nbs/d2d/12_outcomes.ipynb #56c4c142
 LAST = ("turn", "recommending")
 
 
@@ -40,7 +40,7 @@ def session_ndcg(
     binary = float(discount[items.index(record["target"])]) if record["target"] in items else 0.0
     return binary, float(gains @ discount[:len(gains)] / (ideal @ discount))
 
-# %% ../../nbs/d2d/12_outcomes.ipynb #425d1d05
+# %% ../../nbs/d2d/12_outcomes.ipynb #f78da11f
 MEASURES = {
     "success": "the target was recommended",
     "abandoned": "the shopper's patience was used up",
@@ -87,7 +87,7 @@ def shopper_means(
     frame = session_measures(sessions, last, errors)
     return frame.groupby(["method", "set", "shopper"], sort=False)[list(MEASURES)].mean()
 
-# %% ../../nbs/d2d/12_outcomes.ipynb #94526a42
+# %% ../../nbs/d2d/12_outcomes.ipynb #b5fdc7e8
 def outcome_table(
     sessions: Sessions,
     last: str = "turn",
@@ -95,7 +95,7 @@ def outcome_table(
     level: float = 0.95,  # of the intervals
     n_boot: int = 10_000,
     seed: int = 0,
-) -> pd.DataFrame:  # index method; sessions, errors, then for each of `MEASURES` its mean, `<name>_low` and `<name>_high`
+) -> pd.DataFrame:  # index method; sessions, errors, for each of `MEASURES` its mean, `<name>_low`, `<name>_high`
     "Means of all measures with bootstrap intervals."
     means = shopper_means(sessions, last, errors)
     rows = {}
@@ -119,7 +119,7 @@ def outcome_table(
 def _answers_once(records: Iterable[Mapping]) -> bool:
     return all(len(record["turns"]) <= 1 and record["stop"] != "abandoned" for record in records)
 
-# %% ../../nbs/d2d/12_outcomes.ipynb #fdbc7343
+# %% ../../nbs/d2d/12_outcomes.ipynb #fcfdcc58
 def compare(
     sessions: Sessions,
     baseline: str,  # the method that the others are compared with
@@ -155,11 +155,11 @@ def compare(
     frame.insert(6, "p_holm", holm(frame.p) if len(frame) else [])
     return frame
 
-# %% ../../nbs/d2d/12_outcomes.ipynb #ef79ef20
+# %% ../../nbs/d2d/12_outcomes.ipynb #82e01278
 def by_turn(
     sessions: Sessions,
     turns: int | None = None,  # how many; default: the longest session's
-) -> pd.DataFrame:  # method, turn, success, failed, in_progress (shares), patience (mean of those in progress), sessions
+) -> pd.DataFrame:  # method, turn, success, failed, in_progress (shares), patience (mean in progress), sessions
     "State of all sessions after each turn (Figure 2)."
     rows = []
     for method in sessions.methods:
@@ -167,14 +167,15 @@ def by_turn(
         longest = turns or max((len(record["turns"]) for record in sessions), default=0)
         for turn in range(1, longest + 1):
             ended = [record["stop"] == "success" for record in records if len(record["turns"]) <= turn]
-            open_ = [record["turns"][turn - 1]["patience"]["after"] for record in records if len(record["turns"]) > turn]
-            if records:
-                rows.append({"method": method, "turn": turn, "success": sum(ended) / len(records),
-                             "failed": (len(ended) - sum(ended)) / len(records), "in_progress": len(open_) / len(records),
-                             "patience": float(np.mean(open_)) if open_ else np.nan, "sessions": len(records)})
+            going = [record["turns"][turn - 1]["patience"] for record in records if len(record["turns"]) > turn]
+            if n := len(records):
+                rows.append({"method": method, "turn": turn, "success": sum(ended) / n,
+                             "failed": (len(ended) - sum(ended)) / n, "in_progress": len(going) / n,
+                             "patience": float(np.mean([step["after"] for step in going])) if going else np.nan,
+                             "sessions": n})
     return pd.DataFrame(rows, columns=["method", "turn", "success", "failed", "in_progress", "patience", "sessions"])
 
-# %% ../../nbs/d2d/12_outcomes.ipynb #07fb7675
+# %% ../../nbs/d2d/12_outcomes.ipynb #c9605178
 def trajectory(
     sessions: Sessions,
 ) -> pd.DataFrame:  # method, turns, recommending_turns, stop, sessions
@@ -191,7 +192,7 @@ def wins_and_losses(
     sessions: Sessions,
     a: str,  # a method
     b: str,  # another one
-) -> pd.DataFrame:  # set, shopper, trial, outcome ("both", "only <a>", "only <b>", "neither", "error"), turns and stop of each
+) -> pd.DataFrame:  # set, shopper, trial, outcome ("both", "only <a>", "only <b>", "neither", "error"), stops, turns
     "Sessions of two methods with the same shopper, side by side."
     frame = sessions.select([a, b]).frame()
     key = ["set", "shopper", "trial"]

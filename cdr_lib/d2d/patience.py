@@ -7,7 +7,7 @@ __all__ = ['PRESETS', 'PatienceConfig', 'patience_config', 'recommendation_relev
            'PatienceStep', 'update', 'rating_share', 'Rating', 'Rater', 'measured_complexity',
            'measured_informativeness', 'MeasuredRater', 'RatingReply', 'LlmRater']
 
-# %% ../../nbs/d2d/09_patience.ipynb #e770c546
+# %% ../../nbs/d2d/09_patience.ipynb #cc7fe29a
 import math
 import re
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from pydantic import BaseModel, Field
 
 from ..core.config import CdrError
 
-# %% ../../nbs/d2d/09_patience.ipynb #73567efe
+# %% ../../nbs/d2d/09_patience.ipynb #9335228d
 @dataclass(frozen=True)
 class PatienceConfig:
     "Parameters of the patience model (section 5.4). The default is the preset `swapped`."
@@ -45,7 +45,7 @@ class PatienceConfig:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
                 raise CdrError(f"patience: {name} is {value!r}, not a finite number")
             if value < 0:
-                raise CdrError(f"patience: {name} is {value}: the signs are part of the equation, so it is not negative")
+                raise CdrError(f"patience: {name} is {value}: the signs are in the equation, so it is not negative")
         if self.start == 0:
             raise CdrError("patience: start is 0, so the shopper would leave before the first answer")
         if self.ceiling is not None and self.ceiling < self.start:
@@ -70,7 +70,7 @@ def patience_config(
         raise CdrError(f"patience preset {config!r} is unknown: known are {', '.join(PRESETS)}")
     return PRESETS[config]
 
-# %% ../../nbs/d2d/09_patience.ipynb #69eafd14
+# %% ../../nbs/d2d/09_patience.ipynb #711ad276
 def recommendation_relevance(
     rho: Sequence[float],  # of the recommended items, each in [0, 1]; empty: nothing was recommended
     config: PatienceConfig | str = "swapped",
@@ -98,7 +98,7 @@ def inattentiveness(
                     np.where(repeated, config.beta_na, config.beta_nu))
     return float(beta.mean() if config.several == "mean" else beta.max())
 
-# %% ../../nbs/d2d/09_patience.ipynb #5014b44b
+# %% ../../nbs/d2d/09_patience.ipynb #a8a0769d
 def next_patience(
     before: np.ndarray | float,  # [sessions], or one number
     pi_r: np.ndarray | float = 0.0,
@@ -109,8 +109,9 @@ def next_patience(
 ) -> np.ndarray:  # float64, the common shape; at most the ceiling; 0 or less: the shopper leaves
     "Equation (8) for many sessions at once."
     config = patience_config(config)
-    after = (np.asarray(before, dtype=np.float64) + config.lambda_r * np.asarray(pi_r) - config.lambda_a * np.asarray(pi_a)
-             - config.lambda_c * np.asarray(pi_c) + config.lambda_i * np.asarray(pi_i))
+    pi_r, pi_a, pi_c, pi_i = map(np.asarray, (pi_r, pi_a, pi_c, pi_i))
+    after = (np.asarray(before, dtype=np.float64) + config.lambda_r * pi_r - config.lambda_a * pi_a
+             - config.lambda_c * pi_c + config.lambda_i * pi_i)
     if not np.isfinite(after).all():
         raise CdrError("patience: a term is not a finite number")
     return after if config.ceiling is None else np.minimum(after, config.ceiling)
@@ -160,7 +161,7 @@ def update(
     return PatienceStep(float(patience), pi_r, pi_a, float(complexity), float(informativeness),
                         0.0 if abs(after) < _ZERO else after)
 
-# %% ../../nbs/d2d/09_patience.ipynb #148d0dcc
+# %% ../../nbs/d2d/09_patience.ipynb #f7924977
 def rating_share(
     rating: float,  # 1 to 10
 ) -> float:  # 0 to 1
@@ -189,14 +190,15 @@ class Rater(Protocol):
 
 
 # Function words, and the words of every shopping dialogue: they teach nothing about a product.
-_EMPTY = frozenset("""a about all also am an and any are as at be been but by can could did do does each either else for from
-had has have he her here him his how i if in into is it its just know let like looking m may me mind more most much my no not
-of on one or other our ours out over please prefer re s she should so some sure than that the their them then there these they
-thing this those to too two up us very want was we well were what when which who will with would you your yours""".split())
+_EMPTY = frozenset("""a about all also am an and any are as at be been but by can could did do does each either else
+for from had has have he her here him his how i if in into is it its just know let like looking m may me mind more most
+much my no not of on one or other our ours out over please prefer re s she should so some sure than that the their them
+then there these they thing this those to too two up us very want was we well were what when which who will with would
+you your yours""".split())
 _WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 _SENTENCE = re.compile(r"[.!?\n]+(?:\s|$)")
-_REASON = re.compile(r"\b(?:because|since|so that|which means|that means|this means|it means|matters?|helps?|affects?|changes?|"
-                     r"decides?|depends? on|determines?|trade-?offs?|the reason)\b", re.IGNORECASE)
+_REASON = re.compile(r"\b(?:because|since|so that|which means|that means|this means|it means|matters?|helps?|affects?|"
+                     r"changes?|decides?|depends? on|determines?|trade-?offs?|the reason)\b", re.IGNORECASE)
 
 
 def _syllables(word: str) -> int:
@@ -236,7 +238,7 @@ class MeasuredRater:
         "Rate one answer."
         return _measured(text)
 
-# %% ../../nbs/d2d/09_patience.ipynb #b5ce9cbc
+# %% ../../nbs/d2d/09_patience.ipynb #4b4c2743
 class RatingReply(BaseModel):
     "What the rating prompts ask for."
 

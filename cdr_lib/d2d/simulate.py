@@ -6,9 +6,8 @@
 __all__ = ['STOPS', 'Judgement', 'Exchange', 'Talk', 'converse', 'PatienceJudge', 'session_seed', 'run_session', 'session_row',
            'Sessions', 'session_key', 'read_sessions', 'assistant_settings', 'simulate']
 
-# %% ../../nbs/d2d/11_simulate.ipynb #c7f05cb0
+# %% ../../nbs/d2d/11_simulate.ipynb #ba6937ad
 import json
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -31,7 +30,7 @@ from .respond import Response
 from .shoppers import Shopper, ShoppingSet
 from .users import LlmUser, ScriptedUser, Target, User, UserReply
 
-# %% ../../nbs/d2d/11_simulate.ipynb #cb6d3017
+# %% ../../nbs/d2d/11_simulate.ipynb #6a05e790
 STOPS = {
     "success": "the target was among the recommended items",
     "abandoned": "the shopper's patience was used up",
@@ -122,7 +121,7 @@ def converse(
 def _folded(text: str) -> str:
     return " ".join(text.casefold().split())
 
-# %% ../../nbs/d2d/11_simulate.ipynb #8577701a
+# %% ../../nbs/d2d/11_simulate.ipynb #6b3dc5fb
 class PatienceJudge:
     "Follows the patience of one shopper through one session."
 
@@ -159,7 +158,7 @@ class PatienceJudge:
         self.patience = step.after
         return Judgement(step, rating.usage)
 
-# %% ../../nbs/d2d/11_simulate.ipynb #b5c85f6c
+# %% ../../nbs/d2d/11_simulate.ipynb #359e4ef2
 def _tokens(usage: Any) -> list[int]:  # input, output
     return [usage.prompt_tokens, usage.completion_tokens] if usage is not None else [0, 0]
 
@@ -204,7 +203,7 @@ def run_session(
     slots: int = 4,  # length of the best list that the record holds
     source: str = "",  # name of the shopping set
 ) -> dict:
-    "One shopper talks to one assistant. A `CdrError` of either side ends the session as an error, any other one is raised."
+    "One shopper talks to one assistant. A `CdrError` ends the session as an error; any other exception is raised."
     error = None
     try:
         session = assistant.start(user.first_query(), seed)
@@ -214,22 +213,24 @@ def run_session(
         error = f"{type(problem).__name__}: {problem}"
         talk = Talk((Turn("user", user.first_query()),), (), "error", error=error)
     last = talk.exchanges[-1].response.items if talk.exchanges else ()
+    rank = last.index(talk.accepted) + 1 if talk.accepted else None
     # An opening or a reply that no answer followed.
     unread = talk.dialogue[-1].text if talk.dialogue[-1].role == "user" and talk.stop != "error" else None
     return {"set": source, "method": method, "shopper": shopper.id, "trial": trial, "seed": seed, "target": target.id,
-            "stop": talk.stop, "error": talk.error, "found_rank": last.index(talk.accepted) + 1 if talk.accepted else None,
+            "stop": talk.stop, "error": talk.error, "found_rank": rank,
             "ideal": [round(value, 6) for value in target.ideal(slots)],
             "turns": [_turn(exchange, target) for exchange in talk.exchanges], "unread": unread,
             "unread_tokens": _tokens(talk.unread_usage)}
 
-# %% ../../nbs/d2d/11_simulate.ipynb #449c60a8
+# %% ../../nbs/d2d/11_simulate.ipynb #a9765cd4
 def session_row(record: Mapping) -> dict:
     "The numbers of one session."
     turns = record["turns"]
     tokens = [turn["tokens"]["assistant"] for turn in turns]
     steps = [turn["patience"] for turn in turns if turn["patience"]]
     return {"set": record["set"], "method": record["method"], "shopper": record["shopper"], "trial": record["trial"],
-            "stop": record["stop"], "turns": len(turns), "recommending_turns": sum(bool(turn["items"]) for turn in turns),
+            "stop": record["stop"], "turns": len(turns),
+            "recommending_turns": sum(bool(turn["items"]) for turn in turns),
             "questions": sum(turn["asked"] is not None for turn in turns), "found_rank": record["found_rank"],
             "patience": steps[-1]["after"] if steps else None,
             "tokens_in": sum(pair[0] for pair in tokens), "tokens_out": sum(pair[1] for pair in tokens),
@@ -295,8 +296,8 @@ class Sessions:
 
     def frame(self) -> pd.DataFrame:
         "One row per session."
-        columns = ["set", "method", "shopper", "trial", "stop", "turns", "recommending_turns", "questions", "found_rank",
-                   "patience", "tokens_in", "tokens_out", "error"]
+        columns = ["set", "method", "shopper", "trial", "stop", "turns", "recommending_turns", "questions",
+                   "found_rank", "patience", "tokens_in", "tokens_out", "error"]
         return pd.DataFrame(map(session_row, self.records), columns=columns)
 
     def save(self, path: str | Path) -> Path:
@@ -328,7 +329,7 @@ def read_sessions(
         raise CdrError(f"{path}: no sessions here ({_FINAL} is what `simulate` writes)")
     return Sessions(_in_order(records.values(), settings.get("methods", ()), settings.get("shoppers", ())), settings)
 
-# %% ../../nbs/d2d/11_simulate.ipynb #b7a4d562
+# %% ../../nbs/d2d/11_simulate.ipynb #501a5100
 _FINAL, _PART, _RUN, _TIMES = "sessions.jsonl", "sessions.part.jsonl", "run.json", "times.jsonl"
 
 
@@ -387,16 +388,19 @@ def _data_hash(shopping_set: ShoppingSet) -> str:
     return text_hash(*items, *shoppers)
 
 
+_PLAIN = (str, int, float, bool, type(None))
+
+
 def assistant_settings(assistant: Assistant) -> dict[str, Any]:
-    "What the answers of an assistant depend on: its public numbers and texts, its configuration, the names of its parts."
+    "What the answers of an assistant depend on: its public numbers and texts, its configuration, names of its parts."
     found: dict[str, Any] = {"class": type(assistant).__name__}
     for name, value in sorted(vars(assistant).items()):
         if name.startswith("_"):
             continue
-        if value is None or isinstance(value, (str, int, float, bool)):
+        if isinstance(value, _PLAIN):
             found[name] = value
         elif is_dataclass(value):
-            found[name] = {key: part for key, part in asdict(value).items() if part is None or isinstance(part, (str, int, float, bool))}
+            found[name] = {key: part for key, part in asdict(value).items() if isinstance(part, _PLAIN)}
         elif isinstance(part := getattr(value, "name", getattr(value, "model", None)), str):
             found[name] = part
     return found
@@ -430,7 +434,8 @@ def _rater_of(rater: Any, user: Any) -> Rater:
 def simulate(
     shopping_set: ShoppingSet,
     assistants: Mapping[str, Assistant],  # by the name they have in the records
-    user: str | Any = "scripted",  # or an LLM, or a function (shopper, target, seed) -> User: partial(ScriptedUser, opinions=0.6)
+    user: str | Any = "scripted",  # or an LLM, or a function (shopper, target, seed) -> User, such as
+    # partial(ScriptedUser, opinions=0.6)
     patience: PatienceConfig | str = "swapped",  # or one of `PRESETS`
     out: str | Path | None = None,  # folder of the run; None: nothing is written
     trials: int = 1,  # sessions per shopper and method
@@ -474,7 +479,8 @@ def simulate(
     with _locked(folder):
         settings = _continued(folder, settings)
         done = _finished(folder)
-        kept = {key: record for key, record in done.items() if not (redo_errors and record["stop"] == "error" and key in set(wanted))}
+        again = set(wanted) if redo_errors else set()
+        kept = {key: record for key, record in done.items() if record["stop"] != "error" or key not in again}
         # Rewritten whole: without the torn line, and so that a redone error leaves no second record.
         write_text(folder / _PART, "".join(json_dumps(record) + "\n" for record in kept.values()))
         write_json(folder / _RUN, settings)
@@ -505,8 +511,9 @@ def _work(
     times = open(folder / _TIMES, "ab") if folder else None
     pool = ThreadPoolExecutor(workers) if workers > 1 else None
     try:
-        results = (future.result() for future in as_completed([pool.submit(timed, key) for key in keys])) if pool else map(timed, keys)
-        for key, record, seconds in tqdm(results, total=len(keys), disable=not progress, desc="sessions", unit="session"):
+        futures = [pool.submit(timed, key) for key in keys] if pool else ()
+        results = (future.result() for future in as_completed(futures)) if pool else map(timed, keys)
+        for key, record, seconds in tqdm(results, "sessions", len(keys), disable=not progress, unit="session"):
             if part:
                 # One write per line, so that only the last line can be torn.
                 part.write((json_dumps(record) + "\n").encode())
@@ -535,6 +542,7 @@ def _continued(folder: Path, settings: dict) -> dict:
     changed += [f"assistant {name}" for name, value in ours["assistants"].items()
                 if name in before["assistants"] and before["assistants"][name] != value]
     if changed:
-        raise CdrError(f"{folder} holds sessions with other settings ({', '.join(changed)}): use another folder, or delete it")
+        raise CdrError(f"{folder} holds sessions with other settings ({', '.join(changed)}): "
+                       "use another folder, or delete it")
     return {**ours, "methods": list(dict.fromkeys([*before["methods"], *ours["methods"]])),
             "assistants": {**before["assistants"], **ours["assistants"]}}

@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['Target', 'UserReply', 'User', 'Answer', 'true_answers', 'load_replies', 'ScriptedUser', 'user_view', 'LlmUser']
 
-# %% ../../nbs/d2d/10_users.ipynb #2a102dc2
+# %% ../../nbs/d2d/10_users.ipynb #bc7044f5
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from string import Formatter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import yaml
@@ -21,7 +21,7 @@ from .catalog import Catalog, normalise_name, normalise_value
 from .respond import Asked, Response
 from .shoppers import Shopper
 
-# %% ../../nbs/d2d/10_users.ipynb #eca68036
+# %% ../../nbs/d2d/10_users.ipynb #dfe0fdb2
 class Target:
     "The item that a shopper wants, seen from the user's side."
 
@@ -56,7 +56,7 @@ class Target:
         "Relevance of the best list of `k` items that the catalogue allows."
         return np.sort(self.rho)[::-1][:k].tolist()
 
-# %% ../../nbs/d2d/10_users.ipynb #b5ba9820
+# %% ../../nbs/d2d/10_users.ipynb #e595530e
 @dataclass(frozen=True)
 class UserReply:
     "What the user says next."
@@ -79,7 +79,7 @@ class User(Protocol):
         "Answer the last response; `dialogue` ends with it."
         ...
 
-# %% ../../nbs/d2d/10_users.ipynb #da05fafb
+# %% ../../nbs/d2d/10_users.ipynb #edbfb8de
 @dataclass(frozen=True)
 class Answer:
     "One thing that is true of the target; `kind` is a key of data/templates/shopper/replies.yaml."
@@ -124,10 +124,11 @@ def true_answers(
             found.append(Answer("states", {"attribute": attribute, "value": value}))
         else:
             offered = value in asked.values or value in map(normalise_value, asked.values)
-            found.append(Answer("chooses_value" if offered else "other_value", {"attribute": attribute, "value": value}))
+            kind = "chooses_value" if offered else "other_value"
+            found.append(Answer(kind, {"attribute": attribute, "value": value}))
     return found
 
-# %% ../../nbs/d2d/10_users.ipynb #03d27d4d
+# %% ../../nbs/d2d/10_users.ipynb #a583ee74
 @lru_cache(maxsize=4)
 def load_replies(
     path: str | None = None,  # default: data/templates/shopper/replies.yaml
@@ -142,7 +143,8 @@ def load_replies(
         for wording in wordings:
             used = {name for _, name, _, _ in Formatter().parse(wording) if name is not None}
             if not _FIELDS[kind] - {"attribute"} <= used <= _FIELDS[kind]:
-                raise CdrError(f"{path}, {kind}: {wording!r} uses {sorted(used)}, its fields are {sorted(_FIELDS[kind])}")
+                raise CdrError(f"{path}, {kind}: {wording!r} uses {sorted(used)}, "
+                               f"its fields are {sorted(_FIELDS[kind])}")
     return {kind: tuple(wordings) for kind, wordings in bank.items()}
 
 
@@ -201,7 +203,9 @@ class ScriptedUser(_Shopping):
         "The first point of the description that has not been said."
         said = "\n".join(turn.text for turn in dialogue if turn.role == "user").casefold()
         left = [point for point in self.shopper.description if point.casefold().rstrip(". ") not in said]
-        return Answer("volunteers", {"point": left[0].rstrip(". ")}) if left and self.volunteers else Answer("nothing_left", {})
+        if left and self.volunteers:
+            return Answer("volunteers", {"point": left[0].rstrip(". ")})
+        return Answer("nothing_left", {})
 
     def reply(
         self,
@@ -211,13 +215,14 @@ class ScriptedUser(_Shopping):
         "Reject what was recommended, then answer what was asked."
         turn = sum(part.role == "assistant" for part in dialogue)
         answers = true_answers(response.asked, self.target) or [self._unasked(dialogue)]
-        answers = [Answer("no_preference", {"attribute": name})
-                   if (name := answer.fields.get("attribute")) and not self.cares(name) else answer for answer in answers]
+        answers = [answer if "attribute" not in answer.fields or self.cares(answer.fields["attribute"])
+                   else Answer("no_preference", {"attribute": answer.fields["attribute"]}) for answer in answers]
         if response.items:
             answers.insert(0, Answer("rejects", {}))
-        return UserReply(" ".join(self._say(answer.kind, turn, place, answer.fields) for place, answer in enumerate(answers)))
+        said = (self._say(answer.kind, turn, place, answer.fields) for place, answer in enumerate(answers))
+        return UserReply(" ".join(said))
 
-# %% ../../nbs/d2d/10_users.ipynb #0af2aa16
+# %% ../../nbs/d2d/10_users.ipynb #e6077620
 def user_view(
     instructions: Sequence[Mapping[str, str]],  # messages that end with a user message, the start marker
     dialogue: Sequence[Turn],  # begins with the user's turn
@@ -229,7 +234,7 @@ def user_view(
     return [*map(dict, instructions),
             *({"role": swapped.get(turn.role, turn.role), "content": turn.text} for turn in dialogue)]
 
-# %% ../../nbs/d2d/10_users.ipynb #ce58b952
+# %% ../../nbs/d2d/10_users.ipynb #4920ff39
 class LlmUser(_Shopping):
     "A language model words the replies (section 4)."
 

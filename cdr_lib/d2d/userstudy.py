@@ -6,11 +6,11 @@
 __all__ = ['GROUPS', 'SHARES', 'QUESTIONS', 'CHOICES', 'PREFERENCES', 'Pair', 'Study', 'stratified_sample', 'read_answers',
            'StudyForm', 'count_answers', 'analyse', 'printed_counts']
 
-# %% ../../nbs/d2d/14_userstudy.ipynb #749b232a
+# %% ../../nbs/d2d/14_userstudy.ipynb #60fd06ac
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from .shoppers import ShoppingSet
 from .simulate import Sessions
 from .viewer import show
 
-# %% ../../nbs/d2d/14_userstudy.ipynb #6d3ed5a2
+# %% ../../nbs/d2d/14_userstudy.ipynb #ede52b11
 GROUPS = ("both", "only a", "only b", "neither")  # who succeeded
 SHARES = {"both": 0.2, "only a": 0.2, "only b": 0.2, "neither": 0.4}  # section 5.6: 10, 10, 10 and 20 of 50
 
@@ -112,7 +112,7 @@ def stratified_sample(
         pairs.append(Pair(number, group, *sides))
     return Study(a, b, tuple(pairs), parts, {group: len(found) for group, found in groups.items()})
 
-# %% ../../nbs/d2d/14_userstudy.ipynb #28d04ef4
+# %% ../../nbs/d2d/14_userstudy.ipynb #39db4cc1
 QUESTIONS = {
     "q1": "Which assistant found out better what the shopper wants?",
     "q2": "Which assistant recommended at the better moment?",
@@ -160,8 +160,10 @@ class StudyForm:
         wide = widgets.Layout(width="50%", padding="0 .5em")
         for side in self._sides:
             side.layout = wide
-        asked = [widgets.VBox([widgets.HTML(f"<strong>{text}</strong>"), self._radios[name]]) for name, text in QUESTIONS.items()]
-        self.widget = widgets.VBox([self._head, widgets.HBox(list(self._sides)), widgets.HBox(asked), self._comment, self._button, self._note])
+        asked = [widgets.VBox([widgets.HTML(f"<strong>{text}</strong>"), self._radios[name]])
+                 for name, text in QUESTIONS.items()]
+        self.widget = widgets.VBox([self._head, widgets.HBox(list(self._sides)), widgets.HBox(asked), self._comment,
+                                    self._button, self._note])
         self._show()
 
     @property
@@ -218,16 +220,18 @@ class StudyForm:
             if shopper is None:
                 raise CdrError(f"study: shopper {pair.left['shopper']!r} is not in the set {self.shopping_set.name!r}")
             points = "".join(f"<li>{escape_html(point)}</li>" for point in shopper.description)
-            wanted = f"<p>The shopper has in mind: {escape_html(catalog.item(shopper.target).title)}</p><ul>{points}</ul>"
-        self._head.value = (f"<h3>Pair {total - len(self._left) + 1} of {total}</h3><p>Two shopping assistants served the same "
-                            f"shopper. Read both conversations, then answer the three questions.</p>{wanted}")
+            item = escape_html(catalog.item(shopper.target).title)
+            wanted = f"<p>The shopper has in mind: {item}</p><ul>{points}</ul>"
+        self._head.value = (f"<h3>Pair {total - len(self._left) + 1} of {total}</h3>"
+                            "<p>Two shopping assistants served the same shopper. Read both conversations, then answer the "
+                            f"three questions.</p>{wanted}")
         for side, record, name in zip(self._sides, (pair.left, pair.right), ("Assistant A", "Assistant B")):
             side.value = show(record, catalog, reasons=False, title=name).html
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict:
         return self.widget._repr_mimebundle_(**kwargs)
 
-# %% ../../nbs/d2d/14_userstudy.ipynb #bca75a02
+# %% ../../nbs/d2d/14_userstudy.ipynb #428c5d82
 PREFERENCES = ("a", "b", "both", "none")
 
 
@@ -252,7 +256,8 @@ def analyse(
     "Preferences by group and in total (Table 4), with a sign test of a against b."
     counts = answers if "count" in answers else count_answers(answers)
     table = counts.pivot(index=["group", "question"], columns="choice", values="count")
-    table = table.reindex([(group, question) for group in GROUPS for question in QUESTIONS]).reindex(columns=list(PREFERENCES))
+    rows = [(group, question) for group in GROUPS for question in QUESTIONS]
+    table = table.reindex(rows).reindex(columns=list(PREFERENCES))
     if table.isna().any(axis=None):
         raise CdrError("analyse: counts are missing for some group, question and choice")
     total = table.groupby(level="question").sum()
@@ -264,7 +269,8 @@ def analyse(
         sizes = table.sum(axis=1)
         if empty := [group for group in GROUPS if weights[group] > 0 and not sizes[group].all()]:
             raise CdrError(f"analyse: no answers in the group {empty[0]!r}, which has the weight {weights[empty[0]]}")
-        shares = table.div(sizes.where(sizes > 0, 1), axis=0).mul(table.index.get_level_values("group").map(weights), axis=0)
+        weight = table.index.get_level_values("group").map(weights)
+        shares = table.div(sizes.where(sizes > 0, 1), axis=0).mul(weight, axis=0)
         total = shares.groupby(level="question").sum() / sum(weights.values())
     total.index = pd.MultiIndex.from_tuples([("total", question) for question in total.index], names=table.index.names)
     plain.index = total.index
@@ -272,10 +278,11 @@ def analyse(
     result = pd.concat([table, total])
     result.columns.name = None
     result["answers"] = numbers.sum(axis=1).astype(int)
-    result["p"] = [binomtest(int(a), int(a + b)).pvalue if a + b else np.nan for a, b in zip(numbers["a"], numbers["b"])]
+    result["p"] = [binomtest(int(a), int(a + b)).pvalue if a + b else np.nan
+                   for a, b in zip(numbers["a"], numbers["b"])]
     return result
 
-# %% ../../nbs/d2d/14_userstudy.ipynb #50a7ee3d
+# %% ../../nbs/d2d/14_userstudy.ipynb #cbe3884d
 _PRINTED_GROUPS = {"both": "both", "only_d2d": "only a", "only_llm": "only b", "neither": "neither", "total": "total"}
 _PRINTED_CHOICES = {"d2d": "a", "llm": "b", "both": "both", "none": "none"}
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['patience_levels', 'patience_svg', 'Transcript', 'show']
 
-# %% ../../nbs/d2d/13_viewer.ipynb #2be8b9b7
+# %% ../../nbs/d2d/13_viewer.ipynb #7127b24e
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from .catalog import Catalog
 from .shoppers import Shopper
 from .simulate import STOPS
 
-# %% ../../nbs/d2d/13_viewer.ipynb #f109c931
+# %% ../../nbs/d2d/13_viewer.ipynb #abdd46ef
 _USER, _ASSISTANT, _GOOD, _BAD, _GREY = "#0173b2", "#de8f05", "#029e73", "#d55e00", "#767676"
 _COLOURS = {"success": _GOOD, "abandoned": _BAD, "error": _BAD, "max_turns": _GREY, "repetition": _GREY}
 
@@ -56,15 +56,16 @@ def patience_svg(
             f'<polyline points="{points}" fill="none" stroke="{_USER}" stroke-width="1.5"/>{dots}'
             f'<text x="{right + 5}" y="{y(levels[-1]) + 4:.1f}" {label}>{levels[-1]:.2f}</text></svg>')
 
-# %% ../../nbs/d2d/13_viewer.ipynb #3dafb15d
+# %% ../../nbs/d2d/13_viewer.ipynb #1bf4ea1c
 def _text(value: str) -> str:
     return escape_html(value).replace("\n", "<br>") if not is_blank(value) else "<em>(blank)</em>"
 
 
 def _bubble(who: str, text: str, colour: str, extra: str = "") -> str:
     side = "margin-left:12%" if who == "shopper" else "margin-right:12%"
-    return (f'<div style="{side};border-left:4px solid {colour};background:rgba(128,128,128,.08);border-radius:4px;'
-            f'padding:.3em .7em;margin-bottom:.35em"><strong style="color:{colour}">{who}</strong><br>{text}{extra}</div>')
+    look = f"{side};border-left:4px solid {colour};background:rgba(128,128,128,.08);border-radius:4px"
+    return (f'<div style="{look};padding:.3em .7em;margin-bottom:.35em"><strong style="color:{colour}">{who}</strong>'
+            f"<br>{text}{extra}</div>")
 
 
 def _items(turn: Mapping, catalog: Catalog | None) -> str:
@@ -77,18 +78,20 @@ def _items(turn: Mapping, catalog: Catalog | None) -> str:
 def _why(turn: Mapping, target: str) -> str:
     "The reasons that an assistant gave, how well its items fit, and what it cost."
     explanation = turn["explanation"] if isinstance(turn["explanation"], Mapping) else {}
-    lines = [escape_html(explanation[name]) for name in ("why", "why_question") if isinstance(explanation.get(name), str)]
+    reasons = [explanation.get(name) for name in ("why", "why_question")]
+    lines = [escape_html(reason) for reason in reasons if isinstance(reason, str)]
     if turn["items"]:
         shown = [f'<strong style="color:{_GOOD}">target</strong>' if id == target else f"{relevance:.2f}"
                  for id, relevance in zip(turn["items"], turn["relevance"])]
         lines.append(f"relevance: {', '.join(shown)}")
     step = turn["patience"]
     if step:
-        terms = [f"fit {step['pi_r']:+.2f}" if turn["items"] else "", f"question −{step['pi_a']:.2f}" if turn["asked"] else "",
+        terms = [f"fit {step['pi_r']:+.2f}" if turn["items"] else "",
+                 f"question −{step['pi_a']:.2f}" if turn["asked"] else "",
                  f"complexity {step['pi_c']:.2f}", f"information {step['pi_i']:.2f}"]
         colour = _BAD if step["after"] <= 0 else "inherit"
-        lines.append(f"<strong style=\"color:{colour}\">patience {step['before']:.2f} → {step['after']:.2f}</strong><br>"
-                     + ", ".join(filter(None, terms)))
+        course = f"patience {step['before']:.2f} → {step['after']:.2f}"
+        lines.append(f'<strong style="color:{colour}">{course}</strong><br>{", ".join(filter(None, terms))}')
     return "<br>".join(lines)
 
 
@@ -117,10 +120,12 @@ def show(
     if reasons:
         turns = len(record["turns"])
         found = f", at place {rank}" if rank else ""
-        head += (f" · {escape_html(record['shopper'])} · <strong style=\"color:{_COLOURS[stop]}\">{stop.replace('_', ' ')}"
-                 f"</strong> after {turns} turn{'s' * (turns != 1)}{found}<br><small>{escape_html(STOPS[stop])}</small>")
+        end = f'<strong style="color:{_COLOURS[stop]}">{stop.replace("_", " ")}</strong>'
+        head += (f" · {escape_html(record['shopper'])} · {end} after {turns} turn{'s' * (turns != 1)}{found}"
+                 f"<br><small>{escape_html(STOPS[stop])}</small>")
     if shopper is not None:
-        wanted = catalog.item(shopper.target).title if catalog is not None and shopper.target in catalog else shopper.target
+        known = catalog is not None and shopper.target in catalog
+        wanted = catalog.item(shopper.target).title if known else shopper.target
         points = "".join(f"<li>{escape_html(point)}</li>" for point in shopper.description)
         head += f"<br><small>wants: {escape_html(wanted)}</small><ul style=\"margin:.2em 0\">{points}</ul>"
     curve = patience_svg(patience_levels(record)) if reasons else ""
@@ -134,8 +139,10 @@ def show(
     if reasons and record["error"]:
         rows.append((f'<div style="color:{_BAD}">error: {_text(record["error"])}</div>', ""))
     cell = "vertical-align:top;text-align:left;padding:.2em .6em;border:0;background:none"
-    body = "".join(f'<tr style="background:none"><td style="{cell};width:62%">{chat}</td><td style="{cell};font-size:85%">{why}</td></tr>'
-                   if reasons else f'<tr style="background:none"><td style="{cell}">{chat}</td></tr>' for chat, why in rows)
+    columns = [f"{cell};width:62%", f"{cell};font-size:85%"] if reasons else [cell]
+    body = "".join('<tr style="background:none">' + "".join(
+        f'<td style="{style}">{part}</td>' for style, part in zip(columns, row)) + "</tr>" for row in rows)
     return Transcript('<div class="tex2jax_ignore mathjax_ignore" style="max-width:64em;text-align:left">'
                       f"<div>{head}</div>{curve}"
-                      f'<table style="width:100%;border-collapse:collapse;table-layout:fixed"><tbody>{body}</tbody></table></div>')
+                      '<table style="width:100%;border-collapse:collapse;table-layout:fixed">'
+                      f"<tbody>{body}</tbody></table></div>")
