@@ -70,3 +70,47 @@ def test_a_recorded_run_is_replayed(server, tmp_path):
     llm.close()
     offline = LLM(server.model, endpoint="smollm2", max_tokens=60, cache=tmp_path / "r.jsonl", offline=True)
     assert offline.chat_many(questions(3), Preference, progress=False) == first and offline.usage.total_tokens == 0
+
+
+def kettles():
+    from cdr_lib.d2d.catalog import Catalog, Item
+    from cdr_lib.d2d.shoppers import Shopper, ShoppingSet
+
+    kinds = [(c, m, s) for c in ("red", "black", "white") for m in ("steel", "glass") for s in ("1 l", "1.7 l")]
+    items = [Item(f"K{number}", f"Kettle number {number}", dict(zip(("colour", "material", "capacity"), kind)))
+             for number, kind in enumerate(kinds)]
+    return ShoppingSet("kettles", Catalog("kettles", items), [
+        Shopper("ann", "K9", "I need a kettle.", ("made of steel", "holds 1.7 l", "white"), "someone who drinks tea", "the old one broke")])
+
+
+def test_a_whole_shopping_session_and_its_replay(server, tmp_path):
+    "The model words both sides and rates the answers; attributes, acceptance and patience are computed."
+    from cdr_lib.d2d.assistants import make_assistants
+    from cdr_lib.d2d.elicit import RuleElicitor
+    from cdr_lib.d2d.index import CatalogIndex
+    from cdr_lib.d2d.patience import LlmRater
+    from cdr_lib.d2d.policy import PolicyConfig
+    from cdr_lib.d2d.simulate import simulate
+
+    shopping = kettles()
+
+    def run(out, **options):
+        # One line is a message: so small a model does not know when to stop.
+        words = LLM(server.model, server.base_url, max_tokens=100, extra={"repeat_penalty": 1.1, "stop": ["\n"]}, **options)
+        rates = LLM(server.model, server.base_url, max_tokens=100, **options)
+        assistants = make_assistants(["d2d"], shopping, CatalogIndex(shopping.catalog, "bm25"), llm=words,
+                                     elicitor=RuleElicitor(), config=PolicyConfig(m=2))
+        (record,) = simulate(shopping, assistants, user=words, rater=LlmRater(rates), max_turns=4, out=tmp_path / out, progress=False)
+        words.close()
+        rates.close()
+        return record, words.usage + rates.usage
+
+    options = {"timeout": 300, "concurrency": 1, "endpoint": "smollm2", "cache": tmp_path / "answers.jsonl"}
+    record, usage = run("first", **options)
+    assert record["stop"] in {"success", "abandoned", "max_turns"} and record["error"] is None, record
+    assert len(record["turns"]) >= 2 and usage.billed == usage.attempts > 6 and usage.failed == 0
+    spent = [sum(turn["tokens"][who][side] for turn in record["turns"] for who in turn["tokens"]) for side in (0, 1)]
+    assert [a + b for a, b in zip(spent, record["unread_tokens"])] == [usage.prompt_tokens, usage.completion_tokens]
+    again, usage = run("second", **options, offline=True)
+    assert again == record and usage.attempts == 0 and usage.cache_hits > 6
+    assert (tmp_path / "second" / "sessions.jsonl").read_bytes() == (tmp_path / "first" / "sessions.jsonl").read_bytes()
