@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['patience_levels', 'patience_svg', 'Transcript', 'show']
 
-# %% ../../nbs/d2d/13_viewer.ipynb #7127b24e
+# %% ../../nbs/d2d/13_viewer.ipynb #e7735ad8
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ from .catalog import Catalog
 from .shoppers import Shopper
 from .simulate import STOPS
 
-# %% ../../nbs/d2d/13_viewer.ipynb #abdd46ef
+# %% ../../nbs/d2d/13_viewer.ipynb #8d1cd538
 _USER, _ASSISTANT, _GOOD, _BAD, _GREY = "#0173b2", "#de8f05", "#029e73", "#d55e00", "#767676"
 _COLOURS = {"success": _GOOD, "abandoned": _BAD, "error": _BAD, "max_turns": _GREY, "repetition": _GREY}
 
@@ -56,7 +56,7 @@ def patience_svg(
             f'<polyline points="{points}" fill="none" stroke="{_USER}" stroke-width="1.5"/>{dots}'
             f'<text x="{right + 5}" y="{y(levels[-1]) + 4:.1f}" {label}>{levels[-1]:.2f}</text></svg>')
 
-# %% ../../nbs/d2d/13_viewer.ipynb #1bf4ea1c
+# %% ../../nbs/d2d/13_viewer.ipynb #99c33917
 def _text(value: str) -> str:
     return escape_html(value).replace("\n", "<br>") if not is_blank(value) else "<em>(blank)</em>"
 
@@ -86,7 +86,7 @@ def _why(turn: Mapping, target: str) -> str:
         lines.append(f"relevance: {', '.join(shown)}")
     step = turn["patience"]
     if step:
-        terms = [f"fit {step['pi_r']:+.2f}" if turn["items"] else "",
+        terms = [f"fit {step['pi_r']:+.2f}".replace("-", "−") if turn["items"] else "",
                  f"question −{step['pi_a']:.2f}" if turn["asked"] else "",
                  f"complexity {step['pi_c']:.2f}", f"information {step['pi_i']:.2f}"]
         colour = _BAD if step["after"] <= 0 else "inherit"
