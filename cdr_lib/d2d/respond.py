@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Asked', 'Response', 'asked_of', 'Written', 'Responder', 'Experience', 'TemplateResponder', 'LlmResponder']
 
-# %% ../../nbs/d2d/07_respond.ipynb #a3df5e27
+# %% ../../nbs/d2d/07_respond.ipynb #cbc46050
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from .catalog import Item, numeric_value
 from .policy import Decision, Question
 from .preferences import Space
 
-# %% ../../nbs/d2d/07_respond.ipynb #83acefe7
+# %% ../../nbs/d2d/07_respond.ipynb #a45f041f
 @dataclass(frozen=True)
 class Asked:
     "A question as the shopper sees it."
@@ -77,7 +77,7 @@ class Responder(Protocol):
 
     def write(self, space: Space, decision: Decision, dialogue: Sequence[Turn]) -> Written: ...
 
-# %% ../../nbs/d2d/07_respond.ipynb #01d1aa3e
+# %% ../../nbs/d2d/07_respond.ipynb #71a129cc
 _ROOT = "templates/d2d/experience.yaml"
 
 
@@ -109,7 +109,7 @@ class Experience:
         number = sum(numeric_value(value) is not None for value in values)
         return self.otherwise["quantity" if number * 2 > len(values) else "values"]
 
-# %% ../../nbs/d2d/07_respond.ipynb #656addd1
+# %% ../../nbs/d2d/07_respond.ipynb #36dc5cb7
 def _listed(words: Sequence[str], last: str = "and") -> str:
     return " ".join(words) if len(words) < 2 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 
@@ -123,6 +123,17 @@ def _some_values(space: Space, attribute: int, most: int = 3) -> tuple[list[str]
             counts[pair] += 1
     ranked = sorted(pairs, key=lambda pair: (-counts[pair], pair))
     return [space.values[pair] for pair in ranked[:most]], max(0, len(ranked) - most)
+
+
+_VERBS = re.compile(r"^(\w+?)s\b")
+
+
+def _agreeing(name: str, what: str) -> str:
+    "Name and what it does, with the verb in the number of the name: `ports decide`, `port decides`."
+    last = name.split()[-1] if name.split() else ""
+    if len(last) > 3 and last.endswith("s") and not last.endswith(("ss", "us", "is")):
+        what = re.sub(r"^is\b", "are", what) if what.startswith("is ") else _VERBS.sub(r"\1", what)
+    return f"the {name} {what}"
 
 
 def _capital(text: str) -> str:
@@ -167,15 +178,15 @@ class TemplateResponder:
         effect = [self._effect(space, j) for j in question.attributes]
         if question.kind == "values":
             values = [space.values[pair] for pair in question.values]
-            return _capital(f"{start}would you rather have {_listed(values, 'or')} for the {names[0]}? The {names[0]} {effect[0]}, "
-                            f"and it separates the products that are left.")
+            return _capital(f"{start}would you rather have {_listed(values, 'or')} for the {names[0]}? "
+                            f"{_capital(_agreeing(names[0], effect[0]))}, and it separates the products that are left.")
         if len(names) == 1:
             some, more = _some_values(space, question.attributes[0])
             rest = f" and {more} more" if more else ""
             joined = f"{', '.join(some)}{rest}" if rest else _listed(some)
-            return _capital(f"{start}which {names[0]} would you like? The {names[0]} {effect[0]}. There are {joined}; "
-                            f"I ask because it separates the products that are left.")
-        both = ", while ".join(f"the {name} {what}" for name, what in zip(names, effect))
+            return _capital(f"{start}which {names[0]} would you like? {_capital(_agreeing(names[0], effect[0]))}. "
+                            f"There are {joined}; I ask because it separates the products that are left.")
+        both = ", while ".join(map(_agreeing, names, effect))
         return _capital(f"{start}what would you like for {_listed([f'the {name}' for name in names])}, and which matters more? "
                         f"{_capital(both)}. I ask because they separate the products that are left.")
 
@@ -183,7 +194,7 @@ class TemplateResponder:
 def _line(item: Item) -> str:
     return f"{item.title}{f' ({item.price})' if item.price else ''}"
 
-# %% ../../nbs/d2d/07_respond.ipynb #5a9ef869
+# %% ../../nbs/d2d/07_respond.ipynb #414fbe47
 def _item_card(item: Item, most: int = 12) -> dict:
     return {"title": item.title, "price": str(item.price) if item.price else "unknown",
             "attributes": dict(list(item.attributes.items())[:most])}
