@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Elicitation', 'Elicitor', 'RuleElicitor', 'ElicitedValue', 'ElicitReply', 'LlmElicitor']
 
-# %% ../../nbs/d2d/06_elicit.ipynb #da05c975
+# %% ../../nbs/d2d/06_elicit.ipynb #4451df7c
 import re
 import weakref
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from .catalog import Catalog, normalise_name, normalise_value, numeric_value, pa
 from .policy import Question
 from .preferences import Preferences, Space, indifferent, prefer
 
-# %% ../../nbs/d2d/06_elicit.ipynb #b9a44522
+# %% ../../nbs/d2d/06_elicit.ipynb #ffba7648
 @dataclass(frozen=True)
 class Elicitation:
     "New preferences, and what led to them."
@@ -53,7 +53,7 @@ class Elicitor(Protocol):
         "Preferences after the utterance."
         ...
 
-# %% ../../nbs/d2d/06_elicit.ipynb #ec945d48
+# %% ../../nbs/d2d/06_elicit.ipynb #92ccd9c2
 _DONT = r"\b(?:do ?n[o']t|does ?n[o']t|did ?n[o']t|dont|doesnt|do not|does not|did not)"
 _NUMBER_AHEAD = r"(?=(?: (?:a|an|the|of|about|around))* ?[$\u20ac\xa3\u20b9]?\d)"
 _MARKS = [(re.compile(pattern), mark) for pattern, mark in (
@@ -83,12 +83,13 @@ _MARKS = [(re.compile(pattern), mark) for pattern, mark in (
     (r"\bneither\b|\bnone of (?:these|those|them|the two|the above|either)\b|\bnot either\b", " \xabneither\xbb "),
     (r"\bno(?= (?:i|thanks|thank|please|let|it|we|you)\b)", "no,"),
     (rf"\b(?:anything|everything|any\w*|all) but\b|\bother than\b|\bexcept(?: for)?\b|\bexcluding\b|\bavoid(?:ing)?\b|\bwithout\b|"
-     rf"\brather than\b|\binstead of\b|\bnever\b|\b(?:hate|dislike)\b|\bnot\b|\bno(?= (?!when\b|would\b|for\b|as\b|is\b|will\b|on\b)\w)|\b\w+n't\b|{_DONT}|\bcannot\b|\bfree of\b",
+     rf"\brather than\b|\binstead of\b|\bnever\b|\b(?:hate|dislike)\b|\bnot\b|\bno(?= (?!when\b|would\b|for\b|as\b|is\b|will\b|on\b|instead\b)\w)|\b\w+n't\b|{_DONT}|\bcannot\b|\bfree of\b",
      " \xabnot\xbb "),
 )]
 _TOKEN = re.compile(r"\xab\w+\xbb|\d+(?:[.,/]\d+)*|[^\W\d_]+(?:'[^\W\d_]+)*|\xb0[cf]|[%,()\u2014\u2013]|[.;!?\n](?=\s|$)")
 _STRONG_WORDS = frozenset("but though although however whereas while yet otherwise".split())
 _WEAK_WORDS = frozenset("and plus also".split())
+_COPULAS = frozenset("is are was would will be really just one ones".split())
 _FILLERS = frozenset("a an the or and any of with".split())
 
 
@@ -124,7 +125,7 @@ def _words(text: str) -> _Words:
             before = 0
     return _Words(tuple(raw), tuple(map(_stem, raw)), tuple(border))
 
-# %% ../../nbs/d2d/06_elicit.ipynb #235f1a72
+# %% ../../nbs/d2d/06_elicit.ipynb #98150b1a
 _SCANT = frozenset("yes no none other one two all any both new set a i s m l xl it to in on for".split())
 
 
@@ -166,7 +167,7 @@ def _lexicon(catalog: Catalog) -> _Lexicon:
         _LEXICONS[catalog] = _Lexicon(catalog)
     return _LEXICONS[catalog]
 
-# %% ../../nbs/d2d/06_elicit.ipynb #7664778b
+# %% ../../nbs/d2d/06_elicit.ipynb #8c5e96b1
 @dataclass
 class _Found:
     "What an utterance says about one attribute."
@@ -187,7 +188,7 @@ class _Span:
     values: tuple[tuple[int, int], ...] = ()  # (catalogue column, code)
     quantity: tuple[str, tuple[float, ...], str] | None = None  # relation, amounts, unit
 
-# %% ../../nbs/d2d/06_elicit.ipynb #ec14de01
+# %% ../../nbs/d2d/06_elicit.ipynb #40e155d2
 _RELATIONS = {"\xable\xbb": "at most", "\xabge\xbb": "at least", "\xababout\xbb": "about", "\xabrange\xbb": "between"}
 
 
@@ -255,7 +256,7 @@ def _spans(words: _Words, lexicon: _Lexicon) -> list[_Span]:
                 at += 1
     return spans
 
-# %% ../../nbs/d2d/06_elicit.ipynb #72b08e5a
+# %% ../../nbs/d2d/06_elicit.ipynb #0bfce368
 def _grades(
     relation: str,  # "at most", "at least", "between", "about" or "exactly"
     amounts: Sequence[float],
@@ -277,7 +278,7 @@ def _grades(
     high = amounts[-1] if relation != "at least" else np.inf
     return np.where((values >= low - slack) & (values <= high + slack), 1.0, -1.0)
 
-# %% ../../nbs/d2d/06_elicit.ipynb #31238bcb
+# %% ../../nbs/d2d/06_elicit.ipynb #094b3aa1
 class _Reading:
     "What one utterance says, attribute by attribute, before it becomes numbers."
 
@@ -320,6 +321,11 @@ class _Reading:
         negated: list[bool] = []
         for number, span in enumerate(self.spans):
             hit = any(0 < span.start - mark <= 7 and self.clause[mark] == self.clause[span.start] for mark in marks)
+            # "white is not for me": right behind the value, with no other value after it.
+            hit = hit or any(mark >= span.stop and self.clause[mark] == self.clause[span.start]
+                             and set(self.words.raw[span.stop:mark]) <= _COPULAS
+                             and not any(other.start > mark and self.clause[other.start] == self.clause[mark] for other in self.spans)
+                             for mark in marks)
             if not hit and number and negated[-1] and span.values:
                 before = self.spans[number - 1]
                 between = self.words.raw[before.stop:span.start]
@@ -415,7 +421,7 @@ class _Reading:
             else:
                 what.liked[pair] = 1.0
 
-# %% ../../nbs/d2d/06_elicit.ipynb #da357c08
+# %% ../../nbs/d2d/06_elicit.ipynb #0d8863c4
 _AMOUNT = r"\d(?:[\d,.]*\d)?"
 _CURRENCY = r"(?:dollars?|bucks|euros?|usd|eur|gbp|inr)\b"
 _MONEY = re.compile(rf"[$\u20ac\xa3\u20b9] ?{_AMOUNT}|{_AMOUNT} ?(?:[$\u20ac\xa3\u20b9]|{_CURRENCY})"
@@ -591,7 +597,7 @@ class RuleElicitor:
             what = reading.found.setdefault(column, _Found(words="?"))
             what.liked.update({pairs[hit]: sure for hit in hits.tolist()})
 
-# %% ../../nbs/d2d/06_elicit.ipynb #66d0feb8
+# %% ../../nbs/d2d/06_elicit.ipynb #e0c998e2
 class ElicitedValue(BaseModel):
     "What one value of one attribute is to the shopper."
 
