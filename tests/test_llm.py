@@ -11,7 +11,8 @@ import pytest
 from pydantic import BaseModel
 
 from cdr_lib.core.config import CdrError
-from cdr_lib.core.llm import LLM, STATUSES, LLMError, Reply, Usage, read_response
+from cdr_lib.core.llm import LLM
+from cdr_lib.core.reply import STATUSES, LLMError, Reply, Usage, read_response
 from tests.fake_llm import FakeLLM
 
 HELLO = [("user", "hello")]
@@ -611,3 +612,33 @@ def test_senseless_arguments_are_errors_before_anything_is_sent(ask, arguments):
     with pytest.raises(CdrError):
         llm.chat(**{"messages": HELLO, **arguments})
     assert server.requests == []
+
+
+def test_a_server_that_takes_a_schema_and_ignores_it_learns_it_from_the_note(ask):
+    server, llm = ask(lambda request: WHOLE if '"additionalProperties"' in text_of(request) else "A quiet kettle.")
+    reply = llm.chat(HELLO, Kettle)
+    assert reply.ok and reply.usage.attempts == 2 and reply.flags == ()
+
+
+def test_a_limit_that_the_server_does_not_allow_leaves_the_answer_cut(ask):
+    too_high = {"status": 400, "error": {"message": "max_tokens is too large"}}
+    _, llm = ask([{"content": "a b", "finish_reason": "length"}, too_high])
+    reply = llm.chat(HELLO)
+    assert reply.status == "truncated" and reply.text == "a b" and "too large" in reply.reason and reply.usage.attempts == 2
+
+
+def test_a_recorded_answer_that_is_not_ours_or_no_longer_valid(ask):
+    server, llm = ask([WHOLE, WHOLE])
+    llm.chat(HELLO, Kettle)
+    llm.close()
+    path = llm.cache.path
+    record = json.loads(path.read_text())
+    assert record["key"] == llm.key(HELLO, Kettle)
+    record["answer"]["text"] = '{"title": 3}'
+    path.write_text(json.dumps(record) + "\n")
+    assert LLM("fake", server.base_url, cache=path, offline=True).chat(HELLO, Kettle).status == "schema_error"
+    assert LLM("fake", server.base_url, cache=path).chat(HELLO, Kettle).ok and len(server.requests) == 2
+    record["answer"] = {"status": "ok"}
+    path.write_text(json.dumps(record) + "\n")
+    with pytest.raises(CdrError, match="not one of ours"):
+        LLM("fake", server.base_url, cache=path).chat(HELLO, Kettle)

@@ -5,14 +5,14 @@
 # %% auto #0
 __all__ = ['as_messages', 'strict_view', 'estimate_tokens', 'ContextOverflow', 'fit_context']
 
-# %% ../../nbs/core/15_messages.ipynb #13e2e5c9
+# %% ../../nbs/core/15_messages.ipynb #552e71d3
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .config import CdrError
 from .conversation import Turn, is_blank
 
-# %% ../../nbs/core/15_messages.ipynb #0416aca6
+# %% ../../nbs/core/15_messages.ipynb #7e9a7f3a
 _ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -40,13 +40,13 @@ def as_messages(
         try:
             (content or "").encode()
         except UnicodeEncodeError:
-            raise CdrError(f"message {number} ({message['role']}) holds a lone surrogate, which cannot be sent") from None
+            raise CdrError(f"message {number} ({message['role']}) holds a lone surrogate: it cannot be sent") from None
         found.append(message)
     if not found:
         raise CdrError("no messages: there is nothing to answer")
     return found
 
-# %% ../../nbs/core/15_messages.ipynb #cc41876f
+# %% ../../nbs/core/15_messages.ipynb #a7377300
 def _is_tool(message: Mapping) -> bool:
     return message["role"] == "tool" or bool(message.get("tool_calls"))
 
@@ -89,7 +89,7 @@ def strict_view(
         raise CdrError("every message is blank: there is nothing to answer")
     return view
 
-# %% ../../nbs/core/15_messages.ipynb #9ff74e5a
+# %% ../../nbs/core/15_messages.ipynb #a8e69f0e
 def estimate_tokens(
     message: Mapping[str, Any],
 ) -> int:  # at least 4
@@ -102,7 +102,7 @@ def estimate_tokens(
 class ContextOverflow(CdrError):
     "The system message and the question alone are longer than the context."
 
-# %% ../../nbs/core/15_messages.ipynb #9914bbe4
+# %% ../../nbs/core/15_messages.ipynb #103148ac
 def _groups(messages: Sequence[Mapping]) -> list[list[int]]:
     "Numbers of messages that stay or go together: a call with the results that follow it, any other message alone."
     groups: list[list[int]] = []
@@ -128,8 +128,9 @@ def fit_context(
     fixed = sum(size for size, message in zip(sizes, messages) if message["role"] == "system")
     must = next((group for group in groups if question in group), [question])
     if sum(sizes[number] for number in must) + fixed > limit and sum(sizes) > limit:
-        raise ContextOverflow(f"the system message and the newest question take {fixed + sum(sizes[n] for n in must)} tokens, "
-                              f"the context has {limit}: shorten them, or use a model with a longer context")
+        needed = fixed + sum(sizes[number] for number in must)
+        raise ContextOverflow(f"the system message and the newest question take {needed} tokens, the context has {limit}: "
+                              "shorten them, or use a model with a longer context")
     total, gone = sum(sizes), set()
     for group in groups:
         if question in group:

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Prompt', 'read_prompt', 'prompt_names', 'load_prompt']
 
-# %% ../../nbs/core/14_prompts.ipynb #b4828bc0
+# %% ../../nbs/core/14_prompts.ipynb #f7282de1
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from .config import CdrError, data_dir, text_hash
 from .conversation import is_blank
 
-# %% ../../nbs/core/14_prompts.ipynb #65f81a6a
+# %% ../../nbs/core/14_prompts.ipynb #ebd586cc
 _ENVIRONMENT = SandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)
 _PARTS = ("system", "user")
 
@@ -44,7 +44,8 @@ class Prompt:
     @property
     def variables(self) -> tuple[str, ...]:
         "Names that `render` needs, sorted."
-        names = {name for part in _PARTS for name in meta.find_undeclared_variables(_ENVIRONMENT.parse(getattr(self, part)))}
+        names = {name for part in _PARTS
+                 for name in meta.find_undeclared_variables(_ENVIRONMENT.parse(getattr(self, part)))}
         return tuple(sorted(names - set(_ENVIRONMENT.globals)))
 
     @property
@@ -76,7 +77,7 @@ class Prompt:
             raise CdrError(f"prompt {self.name}: the user part is blank with these variables")
         return messages
 
-# %% ../../nbs/core/14_prompts.ipynb #f59d5ad1
+# %% ../../nbs/core/14_prompts.ipynb #33c2a592
 _FIELDS = {"version", "source", "system", "user"}
 
 
@@ -91,7 +92,8 @@ def read_prompt(
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise CdrError(f"{path}: cannot be read as YAML ({error})") from None
     if not isinstance(fields, Mapping) or (wrong := set(fields) ^ _FIELDS) - {"system"}:
-        wrong = "not a mapping" if not isinstance(fields, Mapping) else f"missing or unknown: {', '.join(sorted(map(str, wrong)))}"
+        names = ", ".join(sorted(map(str, wrong))) if isinstance(fields, Mapping) else ""
+        wrong = f"missing or unknown: {names}" if names else "not a mapping"
         raise CdrError(f"{path}: {wrong}; a prompt has {', '.join(sorted(_FIELDS))} (system may be left out)")
     if not isinstance(fields["version"], int) or isinstance(fields["version"], bool):
         raise CdrError(f"{path}: version is a whole number, raised with every change, not {fields['version']!r}")
@@ -99,7 +101,8 @@ def read_prompt(
         raise CdrError(f"{path}: {', '.join(wrong)} must be text")
     if is_blank(fields["source"]) or is_blank(fields["user"]):
         raise CdrError(f"{path}: source and user must not be blank")
-    return Prompt(name or path.stem, fields["version"], fields["source"].strip(), fields.get("system", ""), fields["user"])
+    return Prompt(name or path.stem, fields["version"], fields["source"].strip(), fields.get("system", ""),
+                  fields["user"])
 
 
 def prompt_names(

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['request_key', 'Replay']
 
-# %% ../../nbs/core/16_replay.ipynb #d8bcb944
+# %% ../../nbs/core/16_replay.ipynb #27acc025
 import json
 import logging
 import os
@@ -19,7 +19,7 @@ from typing import Any
 from .config import CdrError, atomic_path
 from .store import content_key
 
-# %% ../../nbs/core/16_replay.ipynb #3458bebd
+# %% ../../nbs/core/16_replay.ipynb #af1a452e
 _LOG = logging.getLogger("cdr_lib.llm")
 _SECRET_FIELDS = {"api_key", "authorization", "headers", "extra_headers", "default_headers"}
 
@@ -32,7 +32,7 @@ def request_key(
         raise CdrError(f"{', '.join(sorted(secret))} must not be part of a stored key: an answer does not depend on it")
     return content_key({name: value for name, value in request.items() if value is not None})
 
-# %% ../../nbs/core/16_replay.ipynb #d2f9ee88
+# %% ../../nbs/core/16_replay.ipynb #7d8b54f9
 try:
     import fcntl
 except ImportError:  # not a POSIX system: one writer at a time, please

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['check_model', 'strict_schema', 'BadJSON', 'parse_json', 'without_thoughts', 'BadValue', 'validate']
 
-# %% ../../nbs/core/13_schema.ipynb #b2ce77c1
+# %% ../../nbs/core/13_schema.ipynb #17020287
 import copy
 import json
 import math
@@ -17,7 +17,7 @@ from pydantic import BaseModel, RootModel, ValidationError
 
 from .config import CdrError
 
-# %% ../../nbs/core/13_schema.ipynb #e569af6b
+# %% ../../nbs/core/13_schema.ipynb #ffc02eb2
 # Where a schema holds other schemas: by name, in a list, or as the value itself.
 _BY_NAME = ("properties", "$defs", "definitions", "patternProperties")
 _IN_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -69,7 +69,7 @@ def strict_schema(
         schema = {**schema["$defs"][schema["$ref"].rpartition("/")[2]], "$defs": schema["$defs"]}
     return _strict(schema, model.__name__)
 
-# %% ../../nbs/core/13_schema.ipynb #8e9d48a3
+# %% ../../nbs/core/13_schema.ipynb #f3870da4
 class BadJSON(CdrError):
     "The text holds no JSON value, or none that can be told for sure. The message shows the text."
 
@@ -178,7 +178,7 @@ def parse_json(
             reason = error
     raise BadJSON(f"not JSON ({reason}): {text[:300]!r}{'...' if len(text) > 300 else ''}") from None
 
-# %% ../../nbs/core/13_schema.ipynb #3a5b0e24
+# %% ../../nbs/core/13_schema.ipynb #12a27858
 def without_thoughts(text: str) -> str:
     "A plain answer without the thoughts before it; the text as it is if it does not begin with thoughts."
     first = re.search(rf"<(/?)(?:{_TAGS})>", text, re.IGNORECASE)
@@ -186,7 +186,7 @@ def without_thoughts(text: str) -> str:
         return text
     return _outside_thoughts(text).strip()
 
-# %% ../../nbs/core/13_schema.ipynb #c11c0d49
+# %% ../../nbs/core/13_schema.ipynb #f4469f08
 class BadValue(CdrError):
     "The JSON value does not satisfy the schema."
 
