@@ -118,7 +118,7 @@ class FakeLLM:
         elif number < len(self.script):
             entry = self.script[number]
         else:
-            entry = {"status": 418, "error": {"message": f"the script has {len(self.script)} answers, this is request {number + 1}"}}
+            entry = {"status": 418, "error": {"message": f"request {number + 1}, but the script has {len(self.script)} answers"}}
         return {"content": entry} if isinstance(entry, str) else entry
 
     def __enter__(self) -> "FakeLLM":

@@ -86,7 +86,8 @@ class RealLLM:
             port = free.getsockname()[1]
         self._log = tempfile.TemporaryFile()
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, str(model_path()), str(port), str(self.parallel), str(self.context), str(self.threads)],
+            [sys.executable, "-c", _SERVE, str(model_path()), str(port), str(self.parallel), str(self.context),
+             str(self.threads)],
             stdin=subprocess.PIPE, stdout=self._log, stderr=subprocess.STDOUT)
         self.base_url = f"http://127.0.0.1:{port}/v1"
         self.model = "smollm2"

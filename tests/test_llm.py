@@ -162,7 +162,8 @@ def test_every_status_is_known():
 
 # Keys
 
-VARIANTS = {"temp": {"temperature": 0.7}, "max": {"max_tokens": 16}, "seed": {"seed": 1}, "url": {"base_url": "http://b.example/v1"},
+VARIANTS = {"temp": {"temperature": 0.7}, "max": {"max_tokens": 16}, "seed": {"seed": 1},
+            "url": {"base_url": "http://b.example/v1"},
             "model": {"model": "m2"}, "no_temp": {"temperature": None}, "extra": {"extra": {"top_k": 5}},
             "prompt": {"structured": "prompt"}}
 
@@ -176,7 +177,8 @@ def test_LLM_06_the_key_holds_everything_that_is_sent(monkeypatch):
              LLM(**base).key(hi, sample=1), LLM(**base).key([{"role": "system", "content": "hi"}])]
     assert len({first, *keys}) == 13
     monkeypatch.setenv("OPENAI_API_KEY", "another key")
-    assert first == LLM(**base).key([{"content": "hi", "role": "user"}]) == LLM(**{**base, "temperature": 0}).key([("user", "hi")])
+    assert first == LLM(**base).key([{"content": "hi", "role": "user"}])
+    assert first == LLM(**{**base, "temperature": 0}).key([("user", "hi")])
     assert first == LLM("m", "http://a.example/v1/").key(hi) == LLM("m", "http://a.example/v1", retries=0, concurrency=1).key(hi)
     assert LLM("m", "http://a.example/v1", endpoint="lab").key(hi) == LLM("m", "http://b.example:81/v1", endpoint="lab").key(hi)
 
@@ -210,7 +212,8 @@ def test_LLM_08_totals_of_calls_that_fail(ask):
     ({"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 9}, Usage(3, 2, 9, billed=1)),
     ({"prompt_tokens": 3, "completion_tokens": 2}, Usage(3, 2, 5, billed=1)),
     ({"prompt_tokens": 3}, Usage(unmetered=1)), ({}, Usage(unmetered=1)), ([], Usage(unmetered=1)), ("many", Usage(unmetered=1)),
-    ({"prompt_tokens": "3", "completion_tokens": 2}, Usage(unmetered=1)), ({"prompt_tokens": -3, "completion_tokens": 2}, Usage(unmetered=1))])
+    ({"prompt_tokens": "3", "completion_tokens": 2}, Usage(unmetered=1)),
+    ({"prompt_tokens": -3, "completion_tokens": 2}, Usage(unmetered=1))])
 def test_LLM_08_servers_count_as_they_like(given, counted):
     assert read_response({"choices": [{"message": {"content": "x"}}], "usage": given}).usage == counted
 
@@ -256,7 +259,8 @@ def busy(status=429, **headers):
 
 
 def test_LLM_09_the_servers_hint_is_honoured(ask):
-    server, llm = ask([busy(retry_after="20"), busy(retry_after="1", retry_after_ms="250"), busy(503), busy(500, retry_after="soon"), "a"])
+    server, llm = ask([busy(retry_after="20"), busy(retry_after="1", retry_after_ms="250"), busy(503),
+                       busy(500, retry_after="soon"), "a"])
     assert llm.chat(HELLO).text == "a" and llm.usage.attempts == 5
     assert server.waits[0] == pytest.approx(20, abs=0.5)
     # Nobody really waited, so the second hint still lies within the first.
@@ -271,7 +275,8 @@ def test_LLM_09_a_day_is_not_waited_for(ask):
 
 @pytest.mark.parametrize("entry, says", [
     ({"status": 401}, "LAB_KEY"), ({"status": 403}, "may not use"), ({"status": 404}, "base_url"), ({"status": 400}, "400"),
-    ({"status": 429, "error": {"code": "insufficient_quota"}}, "quota"), ({"status": 429, "error": {"type": "insufficient_quota"}}, "quota"),
+    ({"status": 429, "error": {"code": "insufficient_quota"}}, "quota"),
+    ({"status": 429, "error": {"type": "insufficient_quota"}}, "quota"),
     ({"status": 422, "error": {"code": 422}}, "422"), ({"status": 418, "body": b"<html>teapot</html>"}, "418")])
 def test_LLM_09_what_waiting_cannot_mend_is_asked_once(ask, entry, says):
     server, llm = ask([entry] * 9, key_env="LAB_KEY")
@@ -296,7 +301,8 @@ def test_LLM_09_a_hint_to_one_holds_for_all(ask):
 
 
 @pytest.mark.parametrize("entry, says", [
-    ({"content": "a", "drop": "before"}, "breaks the connection off"), ({"content": "a b c", "drop": "middle"}, "breaks the connection off"),
+    ({"content": "a", "drop": "before"}, "breaks the connection off"),
+    ({"content": "a b c", "drop": "middle"}, "breaks the connection off"),
     ({"body": b"<html>Bad gateway</html>"}, "no response"), ({"body": b""}, "no response"), ({"body": b"[1]"}, "no response"),
     ({"body": b"\xff\xfe"}, "no response"), ({"body": {"error": {"message": "overloaded", "code": 502}}}, "overloaded"),
     ({"body": {"error": {"message": "broken"}}}, "broken")])
@@ -332,8 +338,8 @@ def test_a_server_that_is_not_there_is_given_up_on_quickly(ask):
 def test_max_completion_tokens(ask):
     def script(request):
         if "max_tokens" in request:
-            return {"status": 400, "error": {"message": "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead.",
-                                             "code": "unsupported_parameter", "param": "max_tokens"}}
+            return {"status": 400, "error": {"code": "unsupported_parameter", "param": "max_tokens", "message":
+                                             "Unsupported parameter: 'max_tokens'. Use 'max_completion_tokens' instead."}}
         return f"limit {request['max_completion_tokens']}"
 
     server, llm = ask(script, max_tokens=99)
@@ -343,7 +349,8 @@ def test_max_completion_tokens(ask):
 def test_LLM_11_a_server_without_schemas_is_asked_in_words_and_says_so(ask, caplog):
     def script(request):
         if "response_format" in request:
-            return {"status": 400, "error": {"message": "response_format of type json_schema is not supported", "param": "response_format"}}
+            return {"status": 400, "error": {"message": "response_format of type json_schema is not supported",
+                                             "param": "response_format"}}
         return WHOLE if "quiet" not in text_of(request) else '{"title": 1}'
 
     server, llm = ask(script, retries=0)
@@ -365,7 +372,8 @@ def test_what_is_sent(ask):
     plain = LLM("fake", server.base_url, structured="prompt", merge_roles=False, temperature=None)
     assert plain.chat([("user", "a"), ("user", "b")], Kettle).ok
     sent = server.requests[1]
-    assert "response_format" not in sent and "temperature" not in sent and [m["role"] for m in sent["messages"]] == ["system", "user", "user"]
+    assert "response_format" not in sent and "temperature" not in sent
+    assert [message["role"] for message in sent["messages"]] == ["system", "user", "user"]
 
 
 # Context
@@ -443,7 +451,8 @@ def test_a_run_is_replayed_byte_for_byte(ask, tmp_path):
 
 
 def test_only_answers_are_a_cache(ask):
-    for entry in ({"content": None, "refusal": "No."}, {"status": 400}, {"content": "x", "finish_reason": "length"}, "bad", {"choices": []}):
+    for entry in ({"content": None, "refusal": "No."}, {"status": 400}, {"content": "x", "finish_reason": "length"}, "bad",
+                  {"choices": []}):
         server, llm = ask([entry, WHOLE], retries=0)
         question = [("user", str(entry))]
         assert not llm.chat(question, Kettle).ok
@@ -495,7 +504,8 @@ def test_in_a_running_loop_as_in_a_notebook(ask):
     server, llm = ask(lambda request: "a")
 
     async def cell():
-        return llm.chat(HELLO).text, (await llm.achat([("user", "b")])).text, [r.text for r in llm.chat_many([HELLO], progress=False)]
+        many = llm.chat_many([HELLO], progress=False)
+        return llm.chat(HELLO).text, (await llm.achat([("user", "b")])).text, [reply.text for reply in many]
 
     assert asyncio.run(cell()) == ("a", "a", ["a"]) == asyncio.run(cell())
 
@@ -539,7 +549,8 @@ def test_after_a_fork(ask):
 def test_no_secret_anywhere(ask, monkeypatch, caplog, tmp_path):
     secret = "top-secret-4711"
     monkeypatch.setenv("LAB_KEY", secret)
-    echo = {"status": 400, "error": {"message": f"Incorrect key {secret}, Bearer {secret}, http://me:{secret}@host/ sk-proj-abcdef"}}
+    echo = {"status": 400, "error": {"message":
+                                     f"Wrong key {secret}, Bearer {secret}, http://me:{secret}@host/ sk-proj-abcdef"}}
     with caplog.at_level(logging.DEBUG):
         server, llm = ask([f"your key is {secret}", echo, {**echo, "status": 503}, "a"], key_env="LAB_KEY", budget=10**6,
                           sleep=asyncio.sleep)
@@ -597,7 +608,8 @@ def test_a_client_and_its_errors_can_be_pickled(ask):
 # Arguments
 
 @pytest.mark.parametrize("options", [
-    {"structured": "json"}, {"concurrency": 0}, {"retries": -1}, {"max_tokens": 0}, {"budget": 5, "max_tokens": None}, {"offline": True},
+    {"structured": "json"}, {"concurrency": 0}, {"retries": -1}, {"max_tokens": 0}, {"budget": 5, "max_tokens": None},
+    {"offline": True},
     {"extra": {"model": "x"}}, {"extra": {"stream": True}}, {"extra": {"x": object()}}, {"context_limit": 0}, {"cache": "."},
     {"offline": True, "cache": "missing.jsonl"}])
 def test_senseless_options_are_errors(options):
@@ -606,7 +618,8 @@ def test_senseless_options_are_errors(options):
 
 
 @pytest.mark.parametrize("arguments", [
-    {"messages": []}, {"messages": "hello"}, {"schema": dict}, {"sample": -1}, {"sample": "a"}, {"max_tokens": 0}, {"temperature": float("nan")}])
+    {"messages": []}, {"messages": "hello"}, {"schema": dict}, {"sample": -1}, {"sample": "a"}, {"max_tokens": 0},
+    {"temperature": float("nan")}])
 def test_senseless_arguments_are_errors_before_anything_is_sent(ask, arguments):
     server, llm = ask(["a"])
     with pytest.raises(CdrError):

@@ -26,7 +26,8 @@ def server():
 
 
 def questions(n):
-    return [[("system", "You read what a shopper wants."), ("user", f"I would like a {colour} kettle. Attribute, value, strength 1 to 5?")]
+    return [[("system", "You read what a shopper wants."),
+             ("user", f"I would like a {colour} kettle. Attribute, value, strength 1 to 5?")]
             for colour in ("red", "blue", "black", "white", "green", "grey", "pink", "silver")[:n]]
 
 
@@ -65,7 +66,8 @@ def test_a_full_context_is_named(server):
 
 
 def test_a_recorded_run_is_replayed(server, tmp_path):
-    llm = LLM(server.model, server.base_url, timeout=300, max_tokens=60, cache=tmp_path / "r.jsonl", endpoint="smollm2", concurrency=2)
+    llm = LLM(server.model, server.base_url, timeout=300, max_tokens=60, cache=tmp_path / "r.jsonl", endpoint="smollm2",
+              concurrency=2)
     first = llm.chat_many(questions(3), Preference, progress=False)
     llm.close()
     offline = LLM(server.model, endpoint="smollm2", max_tokens=60, cache=tmp_path / "r.jsonl", offline=True)
@@ -80,7 +82,8 @@ def kettles():
     items = [Item(f"K{number}", f"Kettle number {number}", dict(zip(("colour", "material", "capacity"), kind)))
              for number, kind in enumerate(kinds)]
     return ShoppingSet("kettles", Catalog("kettles", items), [
-        Shopper("ann", "K9", "I need a kettle.", ("made of steel", "holds 1.7 l", "white"), "someone who drinks tea", "the old one broke")])
+        Shopper("ann", "K9", "I need a kettle.", ("made of steel", "holds 1.7 l", "white"), "someone who drinks tea",
+                "the old one broke")])
 
 
 def test_a_whole_shopping_session_and_its_replay(server, tmp_path):
@@ -100,7 +103,8 @@ def test_a_whole_shopping_session_and_its_replay(server, tmp_path):
         rates = LLM(server.model, server.base_url, max_tokens=100, **options)
         assistants = make_assistants(["d2d"], shopping, CatalogIndex(shopping.catalog, "bm25"), llm=words,
                                      elicitor=RuleElicitor(), config=PolicyConfig(m=2))
-        (record,) = simulate(shopping, assistants, user=words, rater=LlmRater(rates), max_turns=4, out=tmp_path / out, progress=False)
+        (record,) = simulate(shopping, assistants, user=words, rater=LlmRater(rates), max_turns=4, out=tmp_path / out,
+                             progress=False)
         words.close()
         rates.close()
         return record, words.usage + rates.usage

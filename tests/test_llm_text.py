@@ -76,7 +76,8 @@ def test_the_same_value_twice_is_one_value():
 
 JSON = st.recursive(st.none() | st.booleans() | st.integers(-10**6, 10**6) | st.floats(allow_nan=False, allow_infinity=False)
                     | st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from('`{}[]"\\<think></think>\n')),
-                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3), max_leaves=8)
+                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+                    max_leaves=8)
 
 
 @settings(max_examples=150, deadline=None)
@@ -282,7 +283,8 @@ def test_a_dialogue_that_fits_is_left_alone():
 
 
 @pytest.mark.parametrize("messages", [
-    [], "hello", {"role": "user", "content": "a"}, [("speaker", "a")], [("user", None)], [("user", 3)], ["hello"], [("user", "a", "b")],
+    [], "hello", {"role": "user", "content": "a"}, [("speaker", "a")], [("user", None)], [("user", 3)], ["hello"],
+    [("user", "a", "b")],
     [{"role": "user"}], [{"content": "a"}], [("user", "\ud800")], [{"role": "assistant", "content": None}]])
 def test_unusable_messages_are_named(messages):
     with pytest.raises(CdrError, match="message"):
@@ -306,7 +308,8 @@ def test_the_sandbox_holds():
 
 
 @pytest.mark.parametrize("variables, says", [
-    ({}, "needs a, b"), ({"a": 1}, "needs b"), ({"a": 1, "b": 2, "c": 3}, "does not use c"), ({"a": {}, "b": 2}, "no attribute 'x'")])
+    ({}, "needs a, b"), ({"a": 1}, "needs b"), ({"a": 1, "b": 2, "c": 3}, "does not use c"),
+    ({"a": {}, "b": 2}, "no attribute 'x'")])
 def test_missing_and_unused_variables_are_named(variables, says):
     with pytest.raises(CdrError, match=says):
         Prompt("p", 1, "ours", "{{ b }}", "{% for i in range(2) %}{{ a.x }}{% endfor %}").render(**variables)
@@ -325,7 +328,8 @@ def test_every_prompt_of_the_project_can_be_read_and_says_its_source():
         assert prompt.version >= 1 and prompt.source and prompt.user
 
 
-@pytest.mark.parametrize("text", ["", "[]", "version: 1\nuser: x", "version: 1.5\nsource: s\nuser: x", "version: 1\nsource: s\nuser: 3",
+@pytest.mark.parametrize("text", ["", "[]", "version: 1\nuser: x", "version: 1.5\nsource: s\nuser: x",
+                                  "version: 1\nsource: s\nuser: 3",
                                   "version: true\nsource: s\nuser: x", "version: 1\nsource: s\nuser: '{{'",
                                   "version: 1\nsource: s\nuser: x\nsytem: y", "version: 1\nsource: ''\nuser: x", "a: b: c"])
 def test_broken_prompt_files_are_errors(tmp_path, text):
@@ -404,7 +408,8 @@ def test_a_torn_last_line_is_left_out_and_the_next_answer_is_whole(tmp_path, cap
     assert len(path.read_text().splitlines()) == 2 and len(Replay(path)) == 2
 
 
-@pytest.mark.parametrize("line", ["not json", "[]", "{}", '{"key": 1, "answer": {"status": "ok"}}', '{"key": "a", "answer": "ok"}'])
+@pytest.mark.parametrize("line", ["not json", "[]", "{}", '{"key": 1, "answer": {"status": "ok"}}',
+                                  '{"key": "a", "answer": "ok"}'])
 def test_a_broken_line_is_an_error_with_its_number(tmp_path, line):
     path = tmp_path / "r.jsonl"
     path.write_text('{"key": "a", "answer": {"status": "ok"}}\n' + line + "\n")

@@ -37,7 +37,8 @@ def bench(quick: bool = False) -> list[dict]:
                 replies = llm.chat_many(questions, Rating, progress=False)
                 took = time.perf_counter() - start
             assert all(reply.ok for reply in replies) and server.most_under_way == concurrency
-            rows.append({"case": f"{calls} calls, {concurrency} under way, {latency:g} s each", "ours_s": took, "reference_s": ideal,
+            rows.append({"case": f"{calls} calls, {concurrency} under way, {latency:g} s each", "ours_s": took,
+                         "reference_s": ideal,
                          "ratio": ideal / took, "target": 0.8, "peak_mib": process.memory_info().rss / 2**20,
                          "note": "reference: the ideal; target: at most 1.25 times the ideal"})
             start = time.perf_counter()
