@@ -6,7 +6,7 @@
 __all__ = ['GROUPS', 'SHARES', 'QUESTIONS', 'CHOICES', 'PREFERENCES', 'Pair', 'Study', 'stratified_sample', 'read_answers',
            'StudyForm', 'count_answers', 'analyse', 'printed_counts']
 
-# %% ../../nbs/d2d/14_userstudy.ipynb #60fd06ac
+# %% ../../nbs/d2d/14_userstudy.ipynb #3e4a883d
 import csv
 import io
 import re
@@ -25,9 +25,9 @@ from ..core.conversation import escape_html
 from ..core.tables import Table
 from .shoppers import ShoppingSet
 from .simulate import Sessions
-from .viewer import show
+from .viewer import Transcript, show
 
-# %% ../../nbs/d2d/14_userstudy.ipynb #ede52b11
+# %% ../../nbs/d2d/14_userstudy.ipynb #61b0be5f
 GROUPS = ("both", "only a", "only b", "neither")  # who succeeded
 SHARES = {"both": 0.2, "only a": 0.2, "only b": 0.2, "neither": 0.4}  # section 5.6: 10, 10, 10 and 20 of 50
 
@@ -112,7 +112,7 @@ def stratified_sample(
         pairs.append(Pair(number, group, *sides))
     return Study(a, b, tuple(pairs), parts, {group: len(found) for group, found in groups.items()})
 
-# %% ../../nbs/d2d/14_userstudy.ipynb #39db4cc1
+# %% ../../nbs/d2d/14_userstudy.ipynb #989c728d
 QUESTIONS = {
     "q1": "Which assistant found out better what the shopper wants?",
     "q2": "Which assistant recommended at the better moment?",
@@ -228,10 +228,18 @@ class StudyForm:
         for side, record, name in zip(self._sides, (pair.left, pair.right), ("Assistant A", "Assistant B")):
             side.value = show(record, catalog, reasons=False, title=name).html
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> dict:
-        return self.widget._repr_mimebundle_(**kwargs)
+    def preview(self) -> Transcript:
+        "The form as it stands, without its buttons: for pages where no kernel runs."
+        choices = ", ".join(CHOICES.values())
+        asked = "".join(f"<li>{escape_html(text)} <em>{choices}</em></li>" for text in QUESTIONS.values())
+        sides = "".join(f'<div style="flex:1;padding:0 .5em">{side.value}</div>' for side in self._sides)
+        return Transcript(f'<div>{self._head.value}<div style="display:flex">{sides}</div><ol>{asked}</ol></div>')
 
-# %% ../../nbs/d2d/14_userstudy.ipynb #428c5d82
+    def _repr_mimebundle_(self, **kwargs: Any) -> dict:
+        left = f"StudyForm: {len(self._left)} of {len(self.study)} pairs to answer"
+        return {**self.widget._repr_mimebundle_(**kwargs), "text/plain": left, "text/html": self.preview().html}
+
+# %% ../../nbs/d2d/14_userstudy.ipynb #7e308d9d
 PREFERENCES = ("a", "b", "both", "none")
 
 
@@ -282,7 +290,7 @@ def analyse(
                    for a, b in zip(numbers["a"], numbers["b"])]
     return result
 
-# %% ../../nbs/d2d/14_userstudy.ipynb #cbe3884d
+# %% ../../nbs/d2d/14_userstudy.ipynb #715febba
 _PRINTED_GROUPS = {"both": "both", "only_d2d": "only a", "only_llm": "only b", "neither": "neither", "total": "total"}
 _PRINTED_CHOICES = {"d2d": "a", "llm": "b", "both": "both", "none": "none"}
 
