@@ -64,8 +64,12 @@ def worth(space, prefs, rows, config):
     return found
 
 
+def known(space, prefs, j):
+    return any(float(prefs.p[pair]) - float(prefs.u[pair]) > 1e-9 for pair in space.pairs(j))
+
+
 def question(space, prefs, rows, config):
-    values = [(0.0 if j in prefs.asked else ace * delta if config.ace else delta, j)
+    values = [(0.0 if j in prefs.asked or config.apu and not config.ask_known and known(space, prefs, j) else ace * delta if config.ace else delta, j)
               for j, (ace, delta) in enumerate(worth(space, prefs, rows, config))]
     order = sorted((pair for pair in values if pair[0] > 1e-9), key=lambda pair: (-round(math.log(pair[0]), 9), pair[1]))
     if not order:

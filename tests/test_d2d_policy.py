@@ -56,7 +56,7 @@ CONFIGS = {
     "values": {"ace_scale": "values", "named_values": 5}, "different": {"delta_pairs": "different"}, "top set": {"scope": "top_set"},
     "attributes": {"difference": "attributes", "item_differences": 4}, "one": {"attributes_per_question": 1, "m": 1},
     "bare": {"item_questions": False, "ask_with_recommendation": False, "exclude_shown": False, "fill": False, "tau": 0.6},
-    "tau 0": {"tau": 0.0}, "tau 1": {"tau": 1.0, "m": 6, "item_differences": 9},
+    "known": {"ask_known": True}, "tau 0": {"tau": 0.0}, "tau 1": {"tau": 1.0, "m": 6, "item_differences": 9},
 }
 
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PolicyConfig', 'Question', 'Decision', 'top_set', 'attribute_worth', 'comparable_pair', 'decide']
 
-# %% ../../nbs/d2d/05_policy.ipynb #e475e2bb
+# %% ../../nbs/d2d/05_policy.ipynb #2a298d5b
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from ..core.config import CdrError
 from .preferences import UNCERTAINTIES, Preferences, Space, item_scores
 
-# %% ../../nbs/d2d/05_policy.ipynb #3387fe2a
+# %% ../../nbs/d2d/05_policy.ipynb #3695ab66
 _CHOICES = {
     "uncertainty": UNCERTAINTIES,
     "timing": ("overlap", "random", "always"),
@@ -43,6 +43,7 @@ class PolicyConfig:
     difference: str = "values"  # in A.1: other values count as a difference; or only "attributes" that one item lacks
     scope: str = "remaining"  # beside a recommendation, ask about what would remain; or about the "top_set" itself
     attributes_per_question: int = 2  # attributes that one question may name
+    ask_known: bool = False  # ask about an attribute although one of its values is surely liked already
     named_values: int = 2  # an attribute with so few values (2 or more) is asked by naming them; 0: never
     item_questions: bool = True  # compare two items when A.1 allows it
     ask_with_recommendation: bool = True  # a recommendation carries an attribute question
@@ -78,7 +79,7 @@ class Decision:
     question: Question | None = None
     explanation: dict = field(default_factory=dict)  # plain JSON data, see `decide`
 
-# %% ../../nbs/d2d/05_policy.ipynb #cc561c6e
+# %% ../../nbs/d2d/05_policy.ipynb #8dc8fa80
 _TINY = 1e-9
 
 
@@ -109,7 +110,7 @@ def top_set(
     inside = (common / width >= tau - _TINY) & (common >= -_TINY)
     return ranked[inside]
 
-# %% ../../nbs/d2d/05_policy.ipynb #019eea85
+# %% ../../nbs/d2d/05_policy.ipynb #d4d5e9c8
 def attribute_worth(
     space: Space,
     prefs: Preferences,
@@ -154,7 +155,7 @@ def attribute_worth(
         delta[delta < _TINY] = 0
     return ace, delta
 
-# %% ../../nbs/d2d/05_policy.ipynb #e6b7ffe5
+# %% ../../nbs/d2d/05_policy.ipynb #a7be283a
 def comparable_pair(
     space: Space,
     prefs: Preferences,
@@ -178,7 +179,7 @@ def comparable_pair(
             return (int(items[first]), int(items[first + 1 + second])), tuple(differing.tolist())
     return None
 
-# %% ../../nbs/d2d/05_policy.ipynb #f31d0374
+# %% ../../nbs/d2d/05_policy.ipynb #99a28c0b
 _SHOWN_IN_EXPLANATION = 8
 
 
@@ -195,6 +196,8 @@ def _attribute_question(space: Space, prefs: Preferences, items: np.ndarray, con
     else:
         worth = ace * delta if config.ace else delta.copy()
     worth[list(prefs.asked)] = 0
+    if config.apu and not config.ask_known and len(worth):
+        worth[np.maximum.reduceat(prefs.p - prefs.u, space.offsets[:-1]) > _TINY] = 0
     # Equal up to rounding is equal: a relative step of 1e-9 decides, then the attribute's place.
     with np.errstate(divide="ignore"):
         ranked = np.lexsort((np.arange(len(worth)), -np.round(np.log(worth), 9)))
