@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from dataclasses import fields, is_dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -446,6 +447,16 @@ def test_other_settings_data_or_assistants_are_refused(tmp_path):
         simulate(CROWD, {"d2d": Set(0.3)}, out=tmp_path, progress=False)
     with pytest.raises(CdrError, match="data"):
         simulate(ShoppingSet("kettles", make_shop(23), CROWD.shoppers), {"d2d": Set(0.2)}, out=tmp_path, progress=False)
+
+
+def test_another_kind_of_shopper_is_another_experiment(tmp_path):
+    some = partial(ScriptedUser, opinions=0.5)
+    fewer = simulate(CROWD, {"shows": Shows(5)}, user=some, out=tmp_path, progress=False)
+    assert json.loads((tmp_path / "run.json").read_text())["user"] == "ScriptedUser(opinions=0.5)"
+    assert simulate(CROWD, {"shows": Shows(5)}, user=some, out=tmp_path, progress=False).records == fewer.records
+    with pytest.raises(CdrError, match="user"):
+        simulate(CROWD, {"shows": Shows(5)}, user=partial(ScriptedUser, opinions=0.6), out=tmp_path, progress=False)
+    assert fewer.records != simulate(CROWD, {"shows": Shows(5)}, progress=False).records
 
 
 def test_a_damaged_file_is_an_error_that_names_the_line(tmp_path):
