@@ -305,7 +305,7 @@ def test_LLM_09_a_hint_to_one_holds_for_all(ask):
     ({"content": "a b c", "drop": "middle"}, "breaks the connection off"),
     ({"body": b"<html>Bad gateway</html>"}, "no response"), ({"body": b""}, "no response"), ({"body": b"[1]"}, "no response"),
     ({"body": b"\xff\xfe"}, "no response"), ({"body": {"error": {"message": "overloaded", "code": 502}}}, "overloaded"),
-    ({"body": {"error": {"message": "broken"}}}, "broken")])
+    ({"body": {"error": {"message": "broken"}}}, "broken"), ({"body": {"error": "broken", "choices": []}}, "broken")])
 def test_a_server_that_breaks_off_or_answers_nonsense(ask, entry, says):
     server, llm = ask([entry, "a"])
     assert llm.chat(HELLO).text == "a" and llm.usage.attempts == 2 and len(server.waits) == 1

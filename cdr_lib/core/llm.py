@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LLM']
 
-# %% ../../nbs/core/18_llm.ipynb #4420fb05
+# %% ../../nbs/core/18_llm.ipynb #3f247804
 import asyncio
 import json
 import logging
@@ -31,7 +31,7 @@ from .replay import Replay, request_key
 from .reply import Reply, Usage, read_response, token_usage
 from .schema import BadJSON, BadValue, check_model, parse_json, strict_schema, validate
 
-# %% ../../nbs/core/18_llm.ipynb #4329577c
+# %% ../../nbs/core/18_llm.ipynb #6049b601
 _FRAME = 16  # tokens around a message, at most, in the chat templates that we know
 
 
@@ -92,7 +92,7 @@ class _Budget:
                 self.tried = self.tried or spent > 0
                 self.changed.notify_all()
 
-# %% ../../nbs/core/18_llm.ipynb #3a7d6cd5
+# %% ../../nbs/core/18_llm.ipynb #b24080ca
 _LOG = logging.getLogger("cdr_lib.llm")
 _loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a fork inherits the loop but not its thread
 _loops_lock = threading.Lock()
@@ -106,7 +106,7 @@ def _loop() -> asyncio.AbstractEventLoop:
             _loops[os.getpid()] = loop
         return _loops[os.getpid()]
 
-# %% ../../nbs/core/18_llm.ipynb #d937b42b
+# %% ../../nbs/core/18_llm.ipynb #ae1ad5ca
 _OVERFLOW_CODES = {"context_length_exceeded", "exceed_context_size_error"}
 _OVERFLOW = re.compile(r"context (?:length|window|size)|maximum context|too many (?:input )?tokens|prompt is too long|"
                        r"too long for the context", re.IGNORECASE)
@@ -139,12 +139,11 @@ def _with_schema(messages: Sequence[dict], schema: type[BaseModel]) -> list[dict
 
 def _with_note(messages: Sequence[dict], reply: "Reply", attempt: int, schema: type[BaseModel] | None) -> list[dict]:
     "What was wrong with the last answer, as the end of the question, so that it stays with it."
-    # The schema stands in the note, since some servers take it as response_format and do nothing with it.
     if reply.status == "empty_response":
         fault = "Your last answer was empty."
     else:
         fault = f"Your last answer could not be used: {reply.reason}"
-    note = f"(Attempt {attempt}. {fault}) {_in_words(schema) if schema else 'Answer now.'}"
+    note = f"(Attempt {attempt}. {fault}) {_in_words(schema) if schema else 'Answer as you were asked to.'}"
     if messages[-1]["role"] == "user":
         return [*messages[:-1], {**messages[-1], "content": f"{messages[-1]['content']}\n\n{note}"}]
     return [*messages, {"role": "user", "content": note}]
@@ -181,7 +180,8 @@ def _body_of(content: bytes) -> "Mapping | Trouble":
         data = None
     if not isinstance(data, Mapping):
         return Trouble(f"sends what is no response ({redact(content[:60].decode(errors='replace'))!r})", "lost")
-    if isinstance(error := data.get("error"), Mapping) and not data.get("choices"):
+    if (error := data.get("error")) and not data.get("choices"):
+        error = error if isinstance(error, Mapping) else {"message": error}
         reason = f"reports an error in a response with status 200 ({redact(str(error.get('message')))})"
         return Trouble(reason, "busy" if str(error.get("code")) in _BUSY_CODES else "lost")
     return data
@@ -530,7 +530,9 @@ class LLM:
                 most = min(most, self.context_limit - sum(map(estimate_tokens, body["messages"])))
             return ({**body, "max_tokens": most}, ask.left_out) if most > body["max_tokens"] else None
         if reply.status in _MENDABLE:
-            messages = _with_note(ask.messages, reply, attempt + 2, ask.schema)
+            # Some servers take a schema as response_format and do nothing with it: then the model reads it here at last.
+            unread = ask.schema if self.structured == "native" else None
+            messages = _with_note(ask.messages, reply, attempt + 2, unread)
             kept, left_out = self._fit(messages, body["max_tokens"])
             return {**body, "messages": kept}, left_out
         if reply.status == "context_overflow" and self.context_limit is not None:
@@ -594,7 +596,7 @@ class LLM:
                 tally.usage += Usage(attempts=1)
                 raw = await asyncio.wait_for(live.client.chat.completions.with_raw_response.create(**sent), self.timeout)
                 data = _body_of(raw.http_response.content)
-                if isinstance(data, Mapping) and "error" not in data:
+                if isinstance(data, Mapping):
                     usage = token_usage(data)
                     if usage.billed:
                         spent = usage.total_tokens
@@ -624,8 +626,8 @@ class LLM:
             return replace(found, reason=f"{found.reason} ({message})")
         if error.status_code in _REFUSED_REQUEST:
             if {str(error.code), str(error.type)} & _OVERFLOW_CODES or _OVERFLOW.search(message):
-                help = "" if self.context_limit else "; set context_limit so that older messages can be left out"
-                raise _Stop("context_overflow", f"the server answers {error.status_code}: {message}{help}")
+                hint = "" if self.context_limit else "; set context_limit so that older messages can be left out"
+                raise _Stop("context_overflow", f"the server answers {error.status_code}: {message}{hint}")
             if error.code == "content_filter":
                 raise _Stop("refused", message)
             if "max_tokens" in sent and "max_completion_tokens" in message:
