@@ -22,6 +22,8 @@ from tqdm.auto import tqdm
 
 from ..core.config import CdrError, json_dumps, json_loads, read_json, text_hash, write_json, write_text
 from ..core.conversation import Turn
+from ..core.io import open_new
+from ..core.records import open_bytes
 from ..core.tables import Table
 from .assistants import Assistant
 from .catalog import normalise_name
@@ -301,8 +303,10 @@ class Sessions:
         return pd.DataFrame(map(session_row, self.records), columns=columns)
 
     def save(self, path: str | Path) -> Path:
-        "Write one record per line."
-        return write_text(path, "".join(json_dumps(record) + "\n" for record in self.records))
+        "Write one record per line; packed if the name ends in .gz."
+        with open_new(path) as file:
+            file.writelines((json_dumps(record) + "\n").encode() for record in self.records)
+        return Path(path)
 
     def _repr_html_(self) -> str:
         frame = self.frame()
@@ -334,9 +338,12 @@ _FINAL, _PART, _RUN, _TIMES = "sessions.jsonl", "sessions.part.jsonl", "run.json
 
 
 def _read_records(path: Path, torn: bool) -> list[dict]:
-    lines = path.read_bytes().split(b"\n") if path.is_file() else []
     if not torn and not path.is_file():
         raise CdrError(f"{path}: no such file")
+    lines = []
+    if path.is_file():
+        with open_bytes(path) as file:
+            lines = file.read().split(b"\n")
     records = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
