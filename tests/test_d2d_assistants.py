@@ -141,7 +141,7 @@ def test_budget_rules_out_only_what_is_surely_above(space):
 
 
 def test_choice_between_items(space):
-    asked = dict(kind="items", items=(0, 1))
+    asked = {"kind": "items", "items": (0, 1)}
     for text in ("The first one", "the former", "Alder", "I'd lean towards the first one, Alder."):
         found = table(space, read(space, text, "color", "waterproof", **asked), "color")
         assert found == {"black": (0.5, 0.5), "white": (-0.5, 0.5)}
@@ -223,9 +223,11 @@ def test_llm_elicitor_and_responder_through_a_server(space):
     assert written.text == "Leather or mesh?" and written.usage.total_tokens > 0 and "dark red" in sent
 
 
+TOO_SURE = '{"values": [{"attribute": "a", "value": "b", "preference": 7, "uncertainty": 0}], "indifferent": []}'
+
+
 @pytest.mark.parametrize("reply, status", [("no json", "parse_error"), ('{"values": 3, "indifferent": []}', "schema_error"),
-                                           ('{"values": [{"attribute": "a", "value": "b", "preference": 7, "uncertainty": 0}], '
-                                            '"indifferent": []}', "schema_error")])
+                                           (TOO_SURE, "schema_error")])
 def test_llm_nonsense_is_an_error_of_the_session(space, reply, status):
     index = CatalogIndex(SHOES, KeywordEncoder(dim=128))
     with FakeLLM([{"content": reply}] * 3) as server:

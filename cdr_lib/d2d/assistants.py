@@ -6,9 +6,9 @@
 __all__ = ['ASSISTANTS', 'Session', 'Assistant', 'first_retrieval', 'D2DSession', 'D2D', 'OneShot', 'Popularity', 'DenseDialogue',
            'Oracle', 'Recommendation', 'Move', 'Choice', 'ListLlm', 'D2DLlm', 'Kind', 'make_assistants']
 
-# %% ../../nbs/d2d/08_assistants.ipynb #e9cfff41
+# %% ../../nbs/d2d/08_assistants.ipynb #9b953049
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -25,7 +25,7 @@ from .preferences import Preferences, Space, item_scores
 from .respond import Asked, LlmResponder, Responder, Response, TemplateResponder, asked_of
 from .shoppers import ShoppingSet
 
-# %% ../../nbs/d2d/08_assistants.ipynb #6072d9ec
+# %% ../../nbs/d2d/08_assistants.ipynb #8567ea4c
 class Session(Protocol):
     "One conversation of an assistant."
 
@@ -66,7 +66,7 @@ def first_retrieval(
         scores = np.zeros(len(rows))
     return Space.of(index.catalog, rows, scores)
 
-# %% ../../nbs/d2d/08_assistants.ipynb #7237a1f4
+# %% ../../nbs/d2d/08_assistants.ipynb #a8a82e24
 class D2DSession:
     "A conversation of `D2D`."
 
@@ -131,7 +131,7 @@ class D2D:
         "Retrieve and forget everything else."
         return self.session(self, query, seed)
 
-# %% ../../nbs/d2d/08_assistants.ipynb #a0426a55
+# %% ../../nbs/d2d/08_assistants.ipynb #19e85e23
 _PROMPT = "Is one of these what you are looking for? If not, tell me more about what you want."
 
 
@@ -212,7 +212,7 @@ class DenseDialogue:
         "Begin with nothing shown."
         return _DialogueSession(self, query)
 
-# %% ../../nbs/d2d/08_assistants.ipynb #d003da46
+# %% ../../nbs/d2d/08_assistants.ipynb #258b3f3e
 class Oracle:
     "Recommends the targets that it was given for the first query. A bound, not a method."
 
@@ -231,7 +231,7 @@ class Oracle:
         rows = [self.catalog.index(id) for id in self.targets.get(query, ())]
         return _Listed(self.catalog, rows, self.m, "the oracle was given the target", True)
 
-# %% ../../nbs/d2d/08_assistants.ipynb #05c188ce
+# %% ../../nbs/d2d/08_assistants.ipynb #89621712
 class Recommendation(BaseModel):
     "Reply of the zero-shot recommender."
 
@@ -362,7 +362,7 @@ class D2DLlm(D2D):
         super().__init__(index, elicitor or LlmElicitor(llm), responder or LlmResponder(llm), config, n, name)
         self.llm, self.most_items, self.prompt = llm, most_items, load_prompt("d2d/decide")
 
-# %% ../../nbs/d2d/08_assistants.ipynb #5cb4b024
+# %% ../../nbs/d2d/08_assistants.ipynb #dc0ef320
 class Kind(NamedTuple):
     "One assistant of the comparison."
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Elicitation', 'Elicitor', 'RuleElicitor', 'ElicitedValue', 'ElicitReply', 'LlmElicitor']
 
-# %% ../../nbs/d2d/06_elicit.ipynb #4451df7c
+# %% ../../nbs/d2d/06_elicit.ipynb #26a88342
 import re
 import weakref
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from .catalog import Catalog, normalise_name, normalise_value, numeric_value, pa
 from .policy import Question
 from .preferences import Preferences, Space, indifferent, prefer
 
-# %% ../../nbs/d2d/06_elicit.ipynb #ffba7648
+# %% ../../nbs/d2d/06_elicit.ipynb #fea5d641
 @dataclass(frozen=True)
 class Elicitation:
     "New preferences, and what led to them."
@@ -53,7 +53,7 @@ class Elicitor(Protocol):
         "Preferences after the utterance."
         ...
 
-# %% ../../nbs/d2d/06_elicit.ipynb #92ccd9c2
+# %% ../../nbs/d2d/06_elicit.ipynb #6dbd42f6
 _DONT = r"\b(?:do ?n[o']t|does ?n[o']t|did ?n[o']t|dont|doesnt|do not|does not|did not)"
 _NUMBER_AHEAD = r"(?=(?: (?:a|an|the|of|about|around))* ?[$\u20ac\xa3\u20b9]?\d)"
 _MARKS = [(re.compile(pattern), mark) for pattern, mark in (
@@ -67,8 +67,10 @@ _MARKS = [(re.compile(pattern), mark) for pattern, mark in (
      rf"|longer|heavier|higher|greater|wider|taller|thicker|faster|brighter) than|starting at){_NUMBER_AHEAD}", " \xabge\xbb "),
     (rf"\bbetween{_NUMBER_AHEAD}|\bfrom(?= ?\d[\d.,]*(?: [^\W\d]+)? to \d)", " \xabrange\xbb "),
     (rf"\b(?:about|around|roughly|approximately|approx|circa|close to|near|nearly){_NUMBER_AHEAD}|~(?= ?\d)", " \xababout\xbb "),
-    (r"\bor (?:less|under|below|smaller|lighter|shorter|cheaper|fewer|lower)\b|\bat most\b|\btops\b|\bmaximum\b", " \xableft\xbb "),
-    (r"\bor (?:more|over|above|larger|bigger|longer|heavier|higher|greater)\b|\band up\b|\bat least\b|\bminimum\b", " \xabright\xbb "),
+    (r"\bor (?:less|under|below|smaller|lighter|shorter|cheaper|fewer|lower)\b|\b(?:at most|tops|maximum)\b",
+     " \xableft\xbb "),
+    (r"\bor (?:more|over|above|larger|bigger|longer|heavier|higher|greater)\b|\b(?:and up|at least|minimum)\b",
+     " \xabright\xbb "),
     # does not mind
     (rf"{_DONT} (?:\w+ ){{0,2}}?(?:care|mind|matter)\b|{_DONT} (?:\w+ ){{0,2}}?have (?:\w+ ){{0,3}}?(?:preferences?|opinions?"
      r"|requirements?|views?)\b|\b(?:no|without|not any) (?:\w+ ){0,2}?(?:preferences?|opinions?|requirements?)\b|\b(?:not|isn't|"
@@ -82,8 +84,10 @@ _MARKS = [(re.compile(pattern), mark) for pattern, mark in (
     (r"\bneither\b(?=(?: [\w-]+){1,5} nor\b)|\bnor\b", " \xabnot\xbb "),
     (r"\bneither\b|\bnone of (?:these|those|them|the two|the above|either)\b|\bnot either\b", " \xabneither\xbb "),
     (r"\bno(?= (?:i|thanks|thank|please|let|it|we|you)\b)", "no,"),
-    (rf"\b(?:anything|everything|any\w*|all) but\b|\bother than\b|\bexcept(?: for)?\b|\bexcluding\b|\bavoid(?:ing)?\b|\bwithout\b|"
-     rf"\brather than\b|\binstead of\b|\bnever\b|\b(?:hate|dislike)\b|\bnot\b|\bno(?= (?!when\b|would\b|for\b|as\b|is\b|will\b|on\b|instead\b)\w)|\b\w+n't\b|{_DONT}|\bcannot\b|\bfree of\b",
+    (rf"\b(?:anything|everything|any\w*|all) but\b|\b(?:other than|rather than|instead of|free of)\b|\bexcept(?: for)?\b|"
+     rf"\b(?:excluding|without|never|hate|dislike|not|cannot)\b|\bavoid(?:ing)?\b|\b\w+n't\b|{_DONT}|"
+     # "no lid", but not the value in "it should be no for the lid"
+     r"\bno(?= (?!(?:when|would|for|as|is|will|on|instead)\b)\w)",
      " \xabnot\xbb "),
 )]
 _TOKEN = re.compile(r"\xab\w+\xbb|\d+(?:[.,/]\d+)*|[^\W\d_]+(?:'[^\W\d_]+)*|\xb0[cf]|[%,()\u2014\u2013]|[.;!?\n](?=\s|$)")
@@ -125,7 +129,7 @@ def _words(text: str) -> _Words:
             before = 0
     return _Words(tuple(raw), tuple(map(_stem, raw)), tuple(border))
 
-# %% ../../nbs/d2d/06_elicit.ipynb #98150b1a
+# %% ../../nbs/d2d/06_elicit.ipynb #1e3dfa4b
 _SCANT = frozenset("yes no none other one two all any both new set a i s m l xl it to in on for".split())
 
 
@@ -167,14 +171,14 @@ def _lexicon(catalog: Catalog) -> _Lexicon:
         _LEXICONS[catalog] = _Lexicon(catalog)
     return _LEXICONS[catalog]
 
-# %% ../../nbs/d2d/06_elicit.ipynb #8c5e96b1
+# %% ../../nbs/d2d/06_elicit.ipynb #9e5c19fe
 @dataclass
 class _Found:
     "What an utterance says about one attribute."
 
     liked: dict[int, float] = field(default_factory=dict)  # pair -> how sure
     disliked: dict[int, float] = field(default_factory=dict)
-    graded: tuple[list[int], list[float]] | None = None  # pairs and their preference
+    graded: tuple[list[int], tuple, list[float]] | None = None  # pairs, (relation, amounts, rejected), amounts of the pairs
     absent: list[str] = field(default_factory=list)  # wanted values that no retrieved item has
     soft: bool = False  # one of several possible attributes
     words: str = ""
@@ -188,7 +192,7 @@ class _Span:
     values: tuple[tuple[int, int], ...] = ()  # (catalogue column, code)
     quantity: tuple[str, tuple[float, ...], str] | None = None  # relation, amounts, unit
 
-# %% ../../nbs/d2d/06_elicit.ipynb #40e155d2
+# %% ../../nbs/d2d/06_elicit.ipynb #1e266e3a
 _RELATIONS = {"\xable\xbb": "at most", "\xabge\xbb": "at least", "\xababout\xbb": "about", "\xabrange\xbb": "between"}
 
 
@@ -256,7 +260,7 @@ def _spans(words: _Words, lexicon: _Lexicon) -> list[_Span]:
                 at += 1
     return spans
 
-# %% ../../nbs/d2d/06_elicit.ipynb #0bfce368
+# %% ../../nbs/d2d/06_elicit.ipynb #d205d622
 def _grades(
     relation: str,  # "at most", "at least", "between", "about" or "exactly"
     amounts: Sequence[float],
@@ -278,7 +282,7 @@ def _grades(
     high = amounts[-1] if relation != "at least" else np.inf
     return np.where((values >= low - slack) & (values <= high + slack), 1.0, -1.0)
 
-# %% ../../nbs/d2d/06_elicit.ipynb #094b3aa1
+# %% ../../nbs/d2d/06_elicit.ipynb #15f17149
 class _Reading:
     "What one utterance says, attribute by attribute, before it becomes numbers."
 
@@ -322,9 +326,10 @@ class _Reading:
         for number, span in enumerate(self.spans):
             hit = any(0 < span.start - mark <= 7 and self.clause[mark] == self.clause[span.start] for mark in marks)
             # "white is not for me": right behind the value, with no other value after it.
-            hit = hit or any(mark >= span.stop and self.clause[mark] == self.clause[span.start]
+            here = self.clause[span.start]
+            hit = hit or any(mark >= span.stop and self.clause[mark] == here
                              and set(self.words.raw[span.stop:mark]) <= _COPULAS
-                             and not any(other.start > mark and self.clause[other.start] == self.clause[mark] for other in self.spans)
+                             and not any(other.start > mark and self.clause[other.start] == here for other in self.spans)
                              for mark in marks)
             if not hit and number and negated[-1] and span.values:
                 before = self.spans[number - 1]
@@ -421,13 +426,13 @@ class _Reading:
             else:
                 what.liked[pair] = 1.0
 
-# %% ../../nbs/d2d/06_elicit.ipynb #0d8863c4
+# %% ../../nbs/d2d/06_elicit.ipynb #23c6a9da
 _AMOUNT = r"\d(?:[\d,.]*\d)?"
 _CURRENCY = r"(?:dollars?|bucks|euros?|usd|eur|gbp|inr)\b"
 _MONEY = re.compile(rf"[$\u20ac\xa3\u20b9] ?{_AMOUNT}|{_AMOUNT} ?(?:[$\u20ac\xa3\u20b9]|{_CURRENCY})"
                     rf"|(?<=budget of ){_AMOUNT}|(?<=budget is ){_AMOUNT}")
-_CEILING = re.compile(r"\b(?:under|below|less than|at most|up to|no more than|not more than|maximum|max|within|budget|cheaper than|"
-                      r"or less|between|spend|tops|not over)\b")
+_CEILING = re.compile(r"\b(?:under|below|less than|at most|up to|no more than|not more than|not over|maximum|max|within|budget|"
+                      r"cheaper than|or less|between|spend|tops)\b")
 _CODES = {"dollar": "USD", "dollars": "USD", "bucks": "USD", "euro": "EUR", "euros": "EUR", "usd": "USD", "eur": "EUR",
           "gbp": "GBP", "inr": "INR"}
 _ORDINALS = tuple(re.compile(rf"\b(?:{words})\b") for words in (
@@ -597,7 +602,7 @@ class RuleElicitor:
             what = reading.found.setdefault(column, _Found(words="?"))
             what.liked.update({pairs[hit]: sure for hit in hits.tolist()})
 
-# %% ../../nbs/d2d/06_elicit.ipynb #e0c998e2
+# %% ../../nbs/d2d/06_elicit.ipynb #8446d6a5
 class ElicitedValue(BaseModel):
     "What one value of one attribute is to the shopper."
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PolicyConfig', 'Question', 'Decision', 'top_set', 'attribute_worth', 'comparable_pair', 'decide']
 
-# %% ../../nbs/d2d/05_policy.ipynb #2a298d5b
+# %% ../../nbs/d2d/05_policy.ipynb #75acbd95
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from ..core.config import CdrError
 from .preferences import UNCERTAINTIES, Preferences, Space, item_scores
 
-# %% ../../nbs/d2d/05_policy.ipynb #3695ab66
+# %% ../../nbs/d2d/05_policy.ipynb #316f59de
 _CHOICES = {
     "uncertainty": UNCERTAINTIES,
     "timing": ("overlap", "random", "always"),
@@ -79,7 +79,7 @@ class Decision:
     question: Question | None = None
     explanation: dict = field(default_factory=dict)  # plain JSON data, see `decide`
 
-# %% ../../nbs/d2d/05_policy.ipynb #8dc8fa80
+# %% ../../nbs/d2d/05_policy.ipynb #12ba51db
 _TINY = 1e-9
 
 
@@ -110,7 +110,7 @@ def top_set(
     inside = (common / width >= tau - _TINY) & (common >= -_TINY)
     return ranked[inside]
 
-# %% ../../nbs/d2d/05_policy.ipynb #d4d5e9c8
+# %% ../../nbs/d2d/05_policy.ipynb #c80d2691
 def attribute_worth(
     space: Space,
     prefs: Preferences,
@@ -155,7 +155,7 @@ def attribute_worth(
         delta[delta < _TINY] = 0
     return ace, delta
 
-# %% ../../nbs/d2d/05_policy.ipynb #a7be283a
+# %% ../../nbs/d2d/05_policy.ipynb #96d0ecd0
 def comparable_pair(
     space: Space,
     prefs: Preferences,
@@ -179,7 +179,7 @@ def comparable_pair(
             return (int(items[first]), int(items[first + 1 + second])), tuple(differing.tolist())
     return None
 
-# %% ../../nbs/d2d/05_policy.ipynb #99a28c0b
+# %% ../../nbs/d2d/05_policy.ipynb #22db4b8b
 _SHOWN_IN_EXPLANATION = 8
 
 
@@ -244,20 +244,21 @@ def decide(
     if not len(ranked):
         why = "every retrieved item has been shown or ruled out"
 
-    question, numbers, asked_about = None, [], tops
-    if not show and config.item_questions and config.m < len(tops) <= 2 * config.m:
-        if found := comparable_pair(space, prefs, tops, config):
-            question = Question("items", found[1], (), found[0])
     recommended = _recommendation(tops, ranked, config) if show else ()
-    if question is None and (not show or config.ask_with_recommendation):
+    question, numbers, asked_about = None, [], tops
+    if not show and config.item_questions and config.m < len(tops) <= 2 * config.m and (
+            pair := comparable_pair(space, prefs, tops, config)):
+        question = Question("items", pair[1], (), pair[0])
+    elif not show or config.ask_with_recommendation:
+        racing_on = ranked
         if show and config.scope == "remaining":
             # What stands in the race if nothing of this is taken, and within it what may be the best.
-            remaining = ranked[~np.isin(ranked, recommended)] if config.exclude_shown else ranked
-            asked_about = top_set(p, u, remaining, config.tau)
+            racing_on = ranked[~np.isin(ranked, recommended)] if config.exclude_shown else ranked
+            asked_about = top_set(p, u, racing_on, config.tau)
         question, numbers = _attribute_question(space, prefs, asked_about, config, rng)
-        if question is None and len(asked_about) < len(ranked):
+        if question is None and len(asked_about) < len(racing_on):
             # The few at the top cannot be told apart: look at everything in the race.
-            asked_about = remaining if show and config.scope == "remaining" else ranked
+            asked_about = racing_on
             question, numbers = _attribute_question(space, prefs, asked_about, config, rng)
     if not show and question is None and len(ranked):
         recommended = _recommendation(tops, ranked, config)

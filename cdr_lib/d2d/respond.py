@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['Asked', 'Response', 'asked_of', 'Written', 'Responder', 'Experience', 'TemplateResponder', 'LlmResponder']
 
-# %% ../../nbs/d2d/07_respond.ipynb #cbc46050
+# %% ../../nbs/d2d/07_respond.ipynb #01aa32d8
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 import yaml
@@ -21,7 +21,7 @@ from .catalog import Item, numeric_value
 from .policy import Decision, Question
 from .preferences import Space
 
-# %% ../../nbs/d2d/07_respond.ipynb #a45f041f
+# %% ../../nbs/d2d/07_respond.ipynb #cec4055a
 @dataclass(frozen=True)
 class Asked:
     "A question as the shopper sees it."
@@ -77,17 +77,14 @@ class Responder(Protocol):
 
     def write(self, space: Space, decision: Decision, dialogue: Sequence[Turn]) -> Written: ...
 
-# %% ../../nbs/d2d/07_respond.ipynb #71a129cc
-_ROOT = "templates/d2d/experience.yaml"
-
-
+# %% ../../nbs/d2d/07_respond.ipynb #6f108644
 class Experience:
     "What the choice of an attribute's value changes for the person who uses the product."
 
-    def __init__(self, path=None):  # YAML file; default: the project's
-        path = path or data_dir() / _ROOT
+    def __init__(self, path: str | Path | None = None):  # YAML file; default: the project's
+        path = Path(path) if path else data_dir() / "templates" / "d2d" / "experience.yaml"
         try:
-            table = yaml.safe_load(open(path, encoding="utf-8"))
+            table = yaml.safe_load(path.read_text(encoding="utf-8"))
             self.phrases: dict[str, str] = {str(name): str(text) for name, text in table["attributes"].items()}
             self.otherwise: dict[str, str] = {str(name): str(text) for name, text in table["otherwise"].items()}
         except (OSError, yaml.YAMLError, KeyError, TypeError, AttributeError) as error:
@@ -109,7 +106,7 @@ class Experience:
         number = sum(numeric_value(value) is not None for value in values)
         return self.otherwise["quantity" if number * 2 > len(values) else "values"]
 
-# %% ../../nbs/d2d/07_respond.ipynb #36dc5cb7
+# %% ../../nbs/d2d/07_respond.ipynb #91aa0625
 def _listed(words: Sequence[str], last: str = "and") -> str:
     return " ".join(words) if len(words) < 2 else f"{', '.join(words[:-1])} {last} {words[-1]}"
 
@@ -194,7 +191,7 @@ class TemplateResponder:
 def _line(item: Item) -> str:
     return f"{item.title}{f' ({item.price})' if item.price else ''}"
 
-# %% ../../nbs/d2d/07_respond.ipynb #414fbe47
+# %% ../../nbs/d2d/07_respond.ipynb #ac7bb62c
 def _item_card(item: Item, most: int = 12) -> dict:
     return {"title": item.title, "price": str(item.price) if item.price else "unknown",
             "attributes": dict(list(item.attributes.items())[:most])}
