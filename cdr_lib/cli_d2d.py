@@ -5,16 +5,16 @@
 # %% auto #0
 __all__ = ['simulate_sessions', 'chat', 'add_commands']
 
-# %% ../nbs/cli_d2d.ipynb #620a49e4
+# %% ../nbs/cli_d2d.ipynb #fa9524f0
 import argparse
-import sys
+from functools import partial
 from pathlib import Path
 
 from .core.config import CdrError, nan_to_null, write_json, write_text
 from .core.conversation import Turn, is_blank, printable
 from .core.tables import Table
 
-# %% ../nbs/cli_d2d.ipynb #7117c1a9
+# %% ../nbs/cli_d2d.ipynb #0218d568
 def _data(args: argparse.Namespace):
     from cdr_lib.d2d.catalog import read_catalog
     from cdr_lib.d2d.shoppers import read_shopping_set, shoppers_for
@@ -41,29 +41,31 @@ def _assistants(methods, shopping, args: argparse.Namespace, model) -> dict:
     from cdr_lib.d2d.index import CatalogIndex
 
     index = CatalogIndex(shopping.catalog, args.encoder, Store(), progress=not args.quiet)
-    return make_assistants(methods, shopping, index, model, seed=args.seed, n=args.retrieved)
+    return make_assistants(methods, shopping, index, model, n=args.retrieved)
 
-# %% ../nbs/cli_d2d.ipynb #6c87691a
+# %% ../nbs/cli_d2d.ipynb #6990214c
 def simulate_sessions(args: argparse.Namespace) -> int:
     "Run `cdr d2d simulate`."
     from cdr_lib.d2d.outcomes import outcome_table, session_measures
     from cdr_lib.d2d.shoppers import ShoppingSet
     from cdr_lib.d2d.simulate import simulate
+    from cdr_lib.d2d.users import ScriptedUser
     from cdr_lib.reporting.provenance import circumstances, portable
 
     shopping, out, model = _data(args), Path(args.out), _model(args)
     if args.shoppers:
         shopping = ShoppingSet(shopping.name, shopping.catalog, shopping.shoppers[:args.shoppers])
-    sessions = simulate(shopping, _assistants(args.method, shopping, args, model), model or "scripted", args.patience, out,
-                        args.trials, args.seed, args.max_turns, args.workers, args.repeat_guard,
-                        redo_errors=args.redo_errors, progress=not args.quiet)
+    sessions = simulate(shopping, _assistants(args.method, shopping, args, model),
+                        model or partial(ScriptedUser, opinions=args.opinions), args.patience, out, args.trials, args.seed,
+                        args.max_turns, args.workers, args.repeat_guard, redo_errors=args.redo_errors,
+                        progress=not args.quiet)
     found = outcome_table(sessions, seed=args.seed)
     session_measures(sessions).to_csv(out / "sessions.csv", index=False)
     found.to_csv(out / "outcomes.csv")
     parameters = {name: value for name, value in vars(args).items() if name not in ("run", "catalog", "out", "quiet", "llm")}
     write_json(out / "manifest.json", nan_to_null({
-        "command": "cdr d2d simulate", "set": {"name": shopping.name, "items": len(shopping.catalog),
-                                              "shoppers": len(shopping.shoppers)},
+        "command": "cdr d2d simulate",
+        "set": {"name": shopping.name, "items": len(shopping.catalog), "shoppers": len(shopping.shoppers)},
         "parameters": parameters, "usage": model.usage.to_dict() if model else None, **circumstances()}))
     shown = ["sessions", "errors", "success", "abandoned", "ndcg_binary", "ndcg_graded", "turns", "tokens_in", "tokens_out"]
     table = Table(found[shown], note=f"Patience preset {args.patience}, {len(shopping.shoppers):,} shoppers.",
@@ -73,7 +75,7 @@ def simulate_sessions(args: argparse.Namespace) -> int:
     print(f"sessions and measures are in {portable(out) if out.is_absolute() else out}")
     return 0
 
-# %% ../nbs/cli_d2d.ipynb #0ce68f00
+# %% ../nbs/cli_d2d.ipynb #511520c1
 def chat(args: argparse.Namespace) -> int:
     "Run `cdr d2d chat`."
     shopping = _data(args)
@@ -105,7 +107,7 @@ def chat(args: argparse.Namespace) -> int:
 def _shown_item(item) -> str:
     return f"{item.title}, {item.price.text}" if item.price else item.title
 
-# %% ../nbs/cli_d2d.ipynb #3a8bdb8d
+# %% ../nbs/cli_d2d.ipynb #e8351753
 def add_commands(
     commands: argparse._SubParsersAction,  # of the command above
 ) -> None:
@@ -120,6 +122,7 @@ def add_commands(
     one.add_argument("--patience", choices=("swapped", "printed"), default="swapped", help="preset of the shopper's patience")
     one.add_argument("--trials", type=int, default=1, help="sessions per shopper and assistant")
     one.add_argument("--max-turns", type=int, default=15)
+    one.add_argument("--opinions", type=float, default=1.0, help="share of the attributes that a scripted shopper cares about")
     one.add_argument("--repeat-guard", type=int, default=None, help="equal turns of the user in a row that end a session")
     one.add_argument("--redo-errors", action="store_true", help="run sessions again that ended in an error")
     two = commands.add_parser("chat", formatter_class=form, allow_abbrev=False, help="be the shopper yourself",

@@ -94,7 +94,7 @@ def finetune_model(args: argparse.Namespace) -> int:
 
     found = _read(args)
     pairs = answer_pairs(found, seed=args.seed, history=args.history) if args.learn == "answers" else training_pairs(
-        found, args.form, args.negatives, args.history)
+        found, args.form, args.negatives, args.history, args.bare)
     print(", ".join(f"{count:,} {name}" for name, count in pairs.counts.items()))
     out = finetune(args.base, pairs.pairs, pairs.labels, args.out, args.kind, epochs=args.epochs,
                    batch_size=args.batch_size, learning_rate=args.learning_rate, warmup=args.warmup, frozen=args.frozen,
@@ -189,6 +189,8 @@ def add_commands(
                      help="prompt of the pairs")
     two.add_argument("--negatives", choices=("hard", "all"), default="hard",
                      help="personas with the true knowledge, or with all")
+    two.add_argument("--bare", type=float, default=None, metavar="LABEL",
+                     help="learn from the dialogue without a persona as well, with this label between 0 and 1")
     two.add_argument("--epochs", type=int, default=2)
     two.add_argument("--batch-size", type=int, default=32)
     two.add_argument("--learning-rate", type=float, default=2e-5)
