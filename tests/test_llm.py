@@ -8,6 +8,8 @@ import threading
 import time
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from cdr_lib.core.config import CdrError
@@ -160,6 +162,25 @@ def test_every_status_is_known():
         assert read_response(entry, Kettle).status in STATUSES
 
 
+ANY = st.recursive(st.none() | st.booleans() | st.integers(-2,
+                                                           9) | st.sampled_from(["", "stop", "length", "content_filter",
+                                                               WHOLE, "x", "\ud800"]),
+                   lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(
+                       ["choices", "message", "content", "refusal", "finish_reason", "usage", "prompt_tokens", "text"]),
+                       inner), max_leaves=9)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.fixed_dictionaries({"choices": ANY | st.lists(st.fixed_dictionaries(
+    {"message": ANY | st.fixed_dictionaries({"content": ANY}, optional={"refusal": ANY}), "finish_reason": ANY}), max_size=2)},
+    optional={"usage": ANY}), st.sampled_from([None, Kettle]))
+def test_no_response_is_too_strange_to_be_named(data, schema):
+    reply = read_response(data, schema)
+    assert reply.status in STATUSES and reply.ok == (not reply.reason) and (schema is None or reply.ok == (reply.value is not None))
+    if reply.ok:
+        assert reply.text and "\ud800" not in reply.text
+
+
 # Keys
 
 VARIANTS = {"temp": {"temperature": 0.7}, "max": {"max_tokens": 16}, "seed": {"seed": 1},
@@ -305,7 +326,7 @@ def test_LLM_09_a_hint_to_one_holds_for_all(ask):
     ({"content": "a b c", "drop": "middle"}, "breaks the connection off"),
     ({"body": b"<html>Bad gateway</html>"}, "no response"), ({"body": b""}, "no response"), ({"body": b"[1]"}, "no response"),
     ({"body": b"\xff\xfe"}, "no response"), ({"body": {"error": {"message": "overloaded", "code": 502}}}, "overloaded"),
-    ({"body": {"error": {"message": "broken"}}}, "broken"), ({"body": {"error": "broken", "choices": []}}, "broken")])
+    ({"body": {"error": {"message": "broken \ud800"}}}, "broken ?"), ({"body": {"error": "broken", "choices": []}}, "broken")])
 def test_a_server_that_breaks_off_or_answers_nonsense(ask, entry, says):
     server, llm = ask([entry, "a"])
     assert llm.chat(HELLO).text == "a" and llm.usage.attempts == 2 and len(server.waits) == 1

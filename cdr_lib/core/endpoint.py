@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['server_wait', 'back_off', 'redact', 'check_base_url', 'Trouble', 'trouble', 'advice', 'EndpointEncoder']
 
-# %% ../../nbs/core/10_endpoint.ipynb #e5376040
+# %% ../../nbs/core/10_endpoint.ipynb #e388140b
 import os
 import re
 import time
@@ -21,7 +21,7 @@ from tqdm.auto import tqdm
 from .config import CdrError
 from .models import check_role, check_texts, unit_vectors
 
-# %% ../../nbs/core/10_endpoint.ipynb #4156da80
+# %% ../../nbs/core/10_endpoint.ipynb #42819477
 def server_wait(
     headers: Mapping[str, str],  # of the response, names in any case
     now: float | None = None,  # seconds since 1970; default: the clock
@@ -50,7 +50,7 @@ def back_off(
     "Wait without a hint: doubling from one second, then between half and all of that at random."
     return float(min(longest, 2.0 ** min(attempt, 20)) * rng.uniform(0.5, 1.0))
 
-# %% ../../nbs/core/10_endpoint.ipynb #23ce9c8f
+# %% ../../nbs/core/10_endpoint.ipynb #fb33a8a2
 _RETRIED = {408, 409, 429, 500, 502, 503, 504, 529}
 _USED_UP = {"insufficient_quota", "billing_hard_limit_reached"}
 _SECRETS = re.compile(r"\bsk-[\w*.-]{4,}|(?<=Bearer )\S+|(?<=://)[^/@\s]+(?=@)")
@@ -62,6 +62,7 @@ def redact(
     longest: int = 300,  # characters
 ) -> str:
     "One line of a server's message without the key, or anything that looks like one."
+    message = message.encode(errors="replace").decode()  # half a character could not be stored
     message = message.replace(key, "<key>") if key else message
     return " ".join(_SECRETS.sub("<key>", message).split())[:longest]
 
@@ -108,7 +109,7 @@ def advice(error: Exception) -> str:
             404: " (check the model's name and that base_url ends as the server wants, often in /v1)",
             429: " (the quota is used up)"}.get(getattr(error, "status_code", None), "")
 
-# %% ../../nbs/core/10_endpoint.ipynb #2cea3681
+# %% ../../nbs/core/10_endpoint.ipynb #196376c3
 # Raise this number whenever a change to this module can change vectors.
 _CODE = 1
 _ONE_TEXT_AT_FAULT = {400, 413, 422}

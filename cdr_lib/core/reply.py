@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['STATUSES', 'Usage', 'LLMError', 'Reply', 'token_usage', 'read_response']
 
-# %% ../../nbs/core/17_reply.ipynb #8da3a566
+# %% ../../nbs/core/17_reply.ipynb #2c4fcc13
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -17,7 +17,7 @@ from .config import CdrError
 from .conversation import is_blank
 from .schema import BadJSON, BadValue, parse_json, validate, without_thoughts
 
-# %% ../../nbs/core/17_reply.ipynb #2dcf4c9a
+# %% ../../nbs/core/17_reply.ipynb #933c8ab6
 @dataclass(frozen=True)
 class Usage:
     "What calls cost, over all their attempts. Sums with `+`."
@@ -44,7 +44,7 @@ class Usage:
         "Plain JSON form."
         return asdict(self)
 
-# %% ../../nbs/core/17_reply.ipynb #e4e4b98b
+# %% ../../nbs/core/17_reply.ipynb #cb03a437
 STATUSES = {
     "ok": "an answer; with a schema, a valid one",
     "refused": "the model or a filter declined; asked once, and stored with its reason",
@@ -94,7 +94,7 @@ class Reply:
             raise LLMError(self)
         return self.text if self.value is None else self.value
 
-# %% ../../nbs/core/17_reply.ipynb #56a25c42
+# %% ../../nbs/core/17_reply.ipynb #5048366c
 _CUT = {"length", "max_tokens", "max_output_tokens", "model_length"}
 # What a refusal looks like where JSON was wanted and a sentence came.
 _REFUSAL = re.compile(r"\W*(?:(?:i['’]?m|i am|we['’]?re) (?:very |really )?(?:sorry|afraid|unable|not able)|sorry|"
@@ -105,7 +105,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 def _text_of(content: Any) -> str:
     if isinstance(content, list):  # some servers send parts
-        content = "".join(part.get("text") or "" for part in content if isinstance(part, Mapping))
+        content = "".join(part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str))
     return content if isinstance(content, str) else ""
 
 
@@ -135,12 +135,16 @@ def read_response(
     if choice is None:
         return Reply(None, status="empty_response", reason="the response has no choices", usage=usage)
     message = choice.get("message") if isinstance(choice.get("message"), Mapping) else {}
-    finish = choice.get("finish_reason") if isinstance(choice.get("finish_reason"), str) else None
+    finish = choice.get("finish_reason")
+    finish = _SURROGATE.sub("?", finish) if isinstance(finish, str) else None
     text, refusal = _text_of(message.get("content")), _text_of(message.get("refusal"))
-    reply = Reply(text or None, finish_reason=finish, usage=usage)
+    # Half a character cannot be stored: an answer that holds one is none, and of what is only shown it is taken out.
+    whole = _SURROGATE.sub("?", text)
+    reply = Reply(whole or None, finish_reason=finish, usage=usage)
     if (finish or "").lower() in _CUT:
         return replace(reply, status="truncated", reason=f"cut by the token limit after {len(text)} characters")
     if not is_blank(refusal):
+        refusal = _SURROGATE.sub("?", refusal)
         return replace(reply, text=refusal, status="refused", reason=refusal)
     filtered = finish == "content_filter"
     if filtered and (is_blank(text) or schema is None):
@@ -149,7 +153,7 @@ def read_response(
         thoughts = " but thoughts" if message.get("reasoning_content") or message.get("reasoning") else ""
         calls = " but tool calls" if message.get("tool_calls") else ""
         return replace(reply, status="empty_response", reason=f"the answer has no text{thoughts or calls}")
-    if _SURROGATE.search(text):
+    if whole != text:
         return replace(reply, text=None, status="parse_error",
                        reason="the text holds a lone surrogate (half of a cut character)")
     if schema is None:
