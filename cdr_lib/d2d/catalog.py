@@ -6,7 +6,7 @@
 __all__ = ['Price', 'parse_price', 'within_budget', 'normalise_name', 'normalise_value', 'numeric_value', 'Item', 'Catalog',
            'same_quantities', 'read_catalog']
 
-# %% ../../nbs/d2d/00_catalog.ipynb #d0ed490e
+# %% ../../nbs/d2d/00_catalog.ipynb #ec5d96c8
 import csv
 import html
 import io
@@ -30,7 +30,7 @@ from ..core.conversation import BadRecord, is_blank
 from ..core.records import Reject, Rejects, excerpt, existing_file, json_records, one_of, open_bytes
 from ..core.tables import html_cell
 
-# %% ../../nbs/d2d/00_catalog.ipynb #1b989201
+# %% ../../nbs/d2d/00_catalog.ipynb #21aee170
 _NUMBER = r"\d{1,3}(?:[ \u00a0\u202f'\u2019]\d{3})+(?:[.,]\d{1,2})?(?!\d)|\d+(?:[.,]\d+)*|[.,]\d+"
 
 
@@ -61,7 +61,7 @@ def _amount(
         return None
     return float(f"{''.join(groups) or '0'}.{part or '0'}")
 
-# %% ../../nbs/d2d/00_catalog.ipynb #7c3120b9
+# %% ../../nbs/d2d/00_catalog.ipynb #da249445
 _SYMBOLS = {"us$": "USD", "ca$": "CAD", "c$": "CAD", "au$": "AUD", "a$": "AUD", "nz$": "NZD", "hk$": "HKD", "nt$": "TWD",
             "mx$": "MXN", "s$": "SGD", "r$": "BRL", "$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "₹": "INR", "₩": "KRW",
             "₽": "RUB", "₺": "TRY", "₫": "VND", "₪": "ILS", "₱": "PHP", "₴": "UAH", "฿": "THB", "₦": "NGN", "円": "JPY",
@@ -113,6 +113,7 @@ def parse_price(
         return None
     text = unicodedata.normalize("NFKC", re.sub(r"<[^<>]*>", " ", html.unescape(value))).casefold()
     text = re.sub(r"\([^()]*\)|/\s*[^\W\d_.]+\.?", " ", text)  # ($0.54 / ounce), / unit
+    text = re.sub(r"\b([a-z]{1,2}) \$", r"\1$", text)  # US $5
     text = re.sub(r"([.,])\s*[-\u2013\u2014]+(?=\D*$)", " ", text).replace("up to", "upto")  # 19,-
     amounts, currencies, words, links, previous = [], [], set(), [], None
     for token in _TOKEN.finditer(text):
@@ -165,9 +166,9 @@ def within_budget(
         return "yes"
     return "no" if price.low is not None and price.low > maximum else "partly"
 
-# %% ../../nbs/d2d/00_catalog.ipynb #51c464f7
+# %% ../../nbs/d2d/00_catalog.ipynb #f7682702
 _UNITS = {  # canonical spelling: (spellings, base unit, factor)
-    "in": ("inches inch in ″ ''", "cm", 2.54), "ft": ("feet foot ft", "cm", 30.48), "yd": ("yards yard yd", "cm", 91.44),
+    "in": ("inches inch in ″ ′′ ''", "cm", 2.54), "ft": ("feet foot ft", "cm", 30.48), "yd": ("yards yard yd", "cm", 91.44),
     "mm": ("millimeters millimeter mm", "cm", 0.1), "cm": ("centimeters centimeter cm", "cm", 1.0),
     "m": ("meters meter m", "cm", 100.0), "km": ("kilometers kilometer km", "cm", 1e5), "mi": ("miles mile mi", "cm", 160934.4),
     "mg": ("milligrams milligram mg", "g", 1e-3), "g": ("grams gram g", "g", 1.0), "kg": ("kilograms kilogram kgs kg", "g", 1e3),
@@ -287,7 +288,7 @@ def numeric_value(
         return amount, ""
     return None
 
-# %% ../../nbs/d2d/00_catalog.ipynb #ef5e496a
+# %% ../../nbs/d2d/00_catalog.ipynb #80c5f861
 @dataclass(frozen=True)
 class Item:
     "A product: what it is called, its attribute-value pairs (normalised), and what else a shop says about it."
@@ -325,7 +326,7 @@ class Item:
         price = f"<p>{html_cell(str(self.price))}</p>" if self.price else ""
         return f"<div><b>{html_cell(self.title)}</b> ({html_cell(self.id)}){price}<table>{rows}</table></div>"
 
-# %% ../../nbs/d2d/00_catalog.ipynb #02c8b789
+# %% ../../nbs/d2d/00_catalog.ipynb #053f22ba
 class Catalog:
     "Items with what is derived from them: attributes, values, and codes for arithmetic. Not to be changed."
 
@@ -478,7 +479,7 @@ def _around(value: str) -> str:
     "What a value says beside its quantity."
     return _QUANTITY.sub("#", value)
 
-# %% ../../nbs/d2d/00_catalog.ipynb #9f4e0019
+# %% ../../nbs/d2d/00_catalog.ipynb #ab279756
 _KEYS = {"name", "file", "corpus", "items", "id", "title", "text", "price", "currency", "rating", "n_reviews", "attributes",
          "attributes_from", "values", "meta", "format", "licence", "source"}
 _FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "jsonl", ".parquet": "parquet", ".yaml": "yaml", ".yml": "yaml"}

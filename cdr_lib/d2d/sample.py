@@ -6,7 +6,7 @@
 __all__ = ['DOMAINS', 'load_domain', 'make_rows', 'Taste', 'make_reviews', 'make_domain', 'write_domain', 'sample_card',
            'sample_folder', 'load_domain_set', 'regime']
 
-# %% ../../nbs/d2d/15_sample.ipynb #5f600cfc
+# %% ../../nbs/d2d/15_sample.ipynb #429d9e5e
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ from .catalog import Catalog, Item
 from .index import CatalogIndex, recall_curve
 from .shoppers import Shopper, ShoppingSet, describe_by_rule, load_wording, read_shopping_set
 
-# %% ../../nbs/d2d/15_sample.ipynb #0eecb0ac
+# %% ../../nbs/d2d/15_sample.ipynb #1f676e49
 DOMAINS = ("electronics", "home_kitchen", "sports_outdoors")
 
 
@@ -54,7 +54,7 @@ def load_domain(
             raise CdrError(f"{path}: attribute {attribute!r} needs a share above 0 and two or more texts as values")
     return {**domain, "phrases": phrases}
 
-# %% ../../nbs/d2d/15_sample.ipynb #9a3934cf
+# %% ../../nbs/d2d/15_sample.ipynb #82e3da5f
 _SPELLINGS = {"in": ["{} in", "{} inches", '{}"', "{}-Inch"], "lb": ["{} lb", "{} pounds", "{} lbs"], "h": ["{} h", "{} hours", "{} hrs"],
               "l": ["{} L", "{} liters", "{}L"], "mm": ["{} mm", "{}mm", "{} millimeters"], "qt": ["{} qt", "{} quarts", "{}-Quart"],
               "hz": ["{} Hz", "{}Hz"]}
@@ -123,7 +123,7 @@ def make_rows(
             "categories": [], "details": details, "parent_asin": f"B0{domain['letter']}{seed % 10}{number:05d}"})
     return rows
 
-# %% ../../nbs/d2d/15_sample.ipynb #9af05f63
+# %% ../../nbs/d2d/15_sample.ipynb #d7532db2
 class Taste(NamedTuple):
     "What a user tends to buy and to like."
 
@@ -223,7 +223,7 @@ def make_domain(
     "A sample shop; the same seed gives the same shop."
     return _parts(name, seed, n_items, n_users)[1]
 
-# %% ../../nbs/d2d/15_sample.ipynb #6dc5793f
+# %% ../../nbs/d2d/15_sample.ipynb #1e65029f
 def write_domain(
     name: str,
     folder: str | Path,
@@ -258,7 +258,7 @@ def load_domain_set(name: str) -> ShoppingSet:
     "A sample shop as it lies in the repository."
     return read_shopping_set(sample_folder(name), load_domain(name)["title"])
 
-# %% ../../nbs/d2d/15_sample.ipynb #6602b1cf
+# %% ../../nbs/d2d/15_sample.ipynb #eb77ae15
 def regime(
     shopping_set: ShoppingSet,
     index: CatalogIndex,  # with an encoder

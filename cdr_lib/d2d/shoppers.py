@@ -8,7 +8,7 @@ __all__ = ['BRAND_NAMES', 'MODEL_NAMES', 'KIND_NAMES', 'Shopper', 'ShoppingSet',
            'profile_by_rule', 'describe_by_rule', 'shoppers_from', 'shoppers_for', 'ShopperText', 'Described',
            'describe_by_llm']
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #69ea57d3
+# %% ../../nbs/d2d/03_shoppers.ipynb #4781ceb2
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ from ..core.tables import html_cell
 from .amazon import Purchase, Review, Selection, read_amazon_items, read_amazon_reviews, row_of_item
 from .catalog import Catalog, Item, normalise_value, numeric_value
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #d5da94e3
+# %% ../../nbs/d2d/03_shoppers.ipynb #0e86a975
 @dataclass(frozen=True)
 class Shopper:
     "A simulated user: what is looked for (never shown to an assistant), and how the search begins."
@@ -126,7 +126,7 @@ class ShoppingSet:
     def _repr_html_(self) -> str:
         return f"<p><b>{html_cell(self.name)}</b>: {len(self.shoppers):,} shoppers</p>{self.catalog._repr_html_()}"
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #585ecf99
+# %% ../../nbs/d2d/03_shoppers.ipynb #16602a07
 def write_shopping_set(
     shopping_set: ShoppingSet,
     folder: str | Path,
@@ -175,7 +175,7 @@ def read_shopping_set(
     reviews = read_amazon_reviews(_first(folder, "reviews.jsonl"), counts=counts) if has_reviews else []
     return ShoppingSet(name, Catalog(name, items), tuple(shoppers), tuple(reviews), dict(+counts))
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #7bb07029
+# %% ../../nbs/d2d/03_shoppers.ipynb #f15c5e5c
 BRAND_NAMES = ("brand", "manufacturer", "maker", "store", "author", "publisher", "vendor")
 MODEL_NAMES = ("model number", "model name", "model", "part number", "series", "sku", "asin", "upc", "ean", "id", "product id")
 KIND_NAMES = ("product type", "product category", "category", "type")
@@ -270,7 +270,7 @@ def identifying(
         leaks.append(Leak("combination", "; ".join(f"{name}: {value}" for name, value in sorted(pairs.items())), None))
     return leaks
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #e9e6030a
+# %% ../../nbs/d2d/03_shoppers.ipynb #fc4104d6
 def load_wording(
     path: str | Path | None = None,  # None: `data/templates/shoppers/wording.yaml`
 ) -> dict[str, Any]:
@@ -392,18 +392,16 @@ def describe_by_rule(
     rng = np.random.default_rng([seed, *id.encode("utf-8", "surrogatepass")])
     points, pairs = points_by_rule(target, catalog, rng, at_least=at_least, wording=wording)
     kind = kind_of_item(target)
-    if queries:
-        query = _choose(rng, queries)
-    elif kind and len(matching(catalog, {next(name for name in KIND_NAMES if name in target.attributes): kind})) >= min(
-            at_least, len(catalog)):
-        query = _choose(rng, wording["query"]["thing"]).format(thing=_a(kind))
-    else:
-        query = _choose(rng, wording["query"]["nothing"])
+    options = list(queries) or ([form.format(thing=_a(kind)) for form in wording["query"]["thing"]] if kind else [])
+    # Words of a query may state values too, so the query is judged together with the points.
+    options = [options[number] for number in rng.permutation(len(options))]
+    query = next((option for option in options if not identifying([*points, option], target, catalog, at_least)), None)
+    query = query or _choose(rng, wording["query"]["nothing"])
     hints = [name for name, value in pairs.items() if name not in KIND_NAMES and value not in ("yes", "no")]
     if hints and rng.random() < hint:
         name = _choose(rng, hints)
         longer = _choose(rng, wording["query"]["hint"]).format(query=query.rstrip("?.!"), name=name, value=pairs[name])
-        query = query if identifying([longer], target, catalog, at_least) else longer
+        query = query if identifying([*points, longer], target, catalog, at_least) else longer
     return Shopper(id, target.id, query, tuple(points), profile_by_rule(history, liked, rng, wording),
                    _choose(rng, wording["scenario"]), tuple(item.id for item in history))
 
@@ -439,7 +437,7 @@ def shoppers_for(
                 for number, row in enumerate(chosen, 1)]
     return ShoppingSet(catalog.name, catalog, tuple(shoppers))
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #34cfaccb
+# %% ../../nbs/d2d/03_shoppers.ipynb #4b8617b4
 class ShopperText(BaseModel):
     "What a model writes about a shopper."
 
