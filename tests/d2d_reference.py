@@ -10,13 +10,17 @@ def scores(space, prefs, uncertainty="rss"):
     p, u = [], []
     for row in range(len(space)):
         total = spread = 0.0
+        held = 0
         for pair in space.flat[row].tolist():
             if pair >= 0:
                 total += float(prefs.p[pair])
-                spread += float(prefs.u[pair]) ** 2 if uncertainty == "rss" else float(prefs.u[pair])
+                spread += float(prefs.u[pair]) if uncertainty == "sum" else float(prefs.u[pair]) ** 2
+                held += 1
         weight = 1 + float(space.similarity[row])
         p.append(weight * total)
-        u.append(weight * (math.sqrt(spread) if uncertainty == "rss" else spread))
+        if uncertainty == "rms":
+            spread /= max(held, 1)
+        u.append(weight * (spread if uncertainty == "sum" else math.sqrt(spread)))
     return p, u
 
 

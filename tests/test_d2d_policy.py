@@ -52,7 +52,7 @@ def same(decision, expected) -> None:
 
 
 CONFIGS = {
-    "default": {}, "sum": {"uncertainty": "sum"}, "no ace": {"ace": False}, "no apu": {"apu": False}, "always": {"timing": "always"},
+    "default": {}, "sum": {"uncertainty": "sum"}, "rms": {"uncertainty": "rms"}, "no ace": {"ace": False}, "no apu": {"apu": False}, "always": {"timing": "always"},
     "values": {"ace_scale": "values", "named_values": 5}, "different": {"delta_pairs": "different"}, "top set": {"scope": "top_set"},
     "attributes": {"difference": "attributes", "item_differences": 4}, "one": {"attributes_per_question": 1, "m": 1},
     "bare": {"item_questions": False, "ask_with_recommendation": False, "exclude_shown": False, "fill": False, "tau": 0.6},
@@ -97,6 +97,7 @@ def test_scores_by_hand():
     # similarities scale to 1 and 0; (1 + 1)(0.5 + 0.25) and (1 + 0)(-1); 2 sqrt(0.09 + 0.16)
     assert p.tolist() == [1.5, -1] and np.allclose(u, [1.0, 0])
     assert np.allclose(item_scores(space, prefs, "sum")[1], [1.4, 0])
+    assert np.allclose(item_scores(space, prefs, "rms")[1], [1 / 2**0.5, 0])
 
 
 def test_pure_and_deterministic():

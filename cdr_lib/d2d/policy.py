@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['PolicyConfig', 'Question', 'Decision', 'top_set', 'attribute_worth', 'comparable_pair', 'decide']
 
-# %% ../../nbs/d2d/05_policy.ipynb #75acbd95
+# %% ../../nbs/d2d/05_policy.ipynb #0673cf8a
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy as np
 from ..core.config import CdrError
 from .preferences import UNCERTAINTIES, Preferences, Space, item_scores
 
-# %% ../../nbs/d2d/05_policy.ipynb #316f59de
+# %% ../../nbs/d2d/05_policy.ipynb #2b2c7eb0
 _CHOICES = {
     "uncertainty": UNCERTAINTIES,
     "timing": ("overlap", "random", "always"),
@@ -79,7 +79,7 @@ class Decision:
     question: Question | None = None
     explanation: dict = field(default_factory=dict)  # plain JSON data, see `decide`
 
-# %% ../../nbs/d2d/05_policy.ipynb #12ba51db
+# %% ../../nbs/d2d/05_policy.ipynb #f7569270
 _TINY = 1e-9
 
 
@@ -110,7 +110,7 @@ def top_set(
     inside = (common / width >= tau - _TINY) & (common >= -_TINY)
     return ranked[inside]
 
-# %% ../../nbs/d2d/05_policy.ipynb #c80d2691
+# %% ../../nbs/d2d/05_policy.ipynb #00e12708
 def attribute_worth(
     space: Space,
     prefs: Preferences,
@@ -155,7 +155,7 @@ def attribute_worth(
         delta[delta < _TINY] = 0
     return ace, delta
 
-# %% ../../nbs/d2d/05_policy.ipynb #96d0ecd0
+# %% ../../nbs/d2d/05_policy.ipynb #cd5991a6
 def comparable_pair(
     space: Space,
     prefs: Preferences,
@@ -179,7 +179,7 @@ def comparable_pair(
             return (int(items[first]), int(items[first + 1 + second])), tuple(differing.tolist())
     return None
 
-# %% ../../nbs/d2d/05_policy.ipynb #22db4b8b
+# %% ../../nbs/d2d/05_policy.ipynb #f42ae2d8
 _SHOWN_IN_EXPLANATION = 8
 
 

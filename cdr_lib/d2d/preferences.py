@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['UNCERTAINTIES', 'Space', 'Preferences', 'prefer', 'indifferent', 'item_scores']
 
-# %% ../../nbs/d2d/04_preferences.ipynb #80f4aa3d
+# %% ../../nbs/d2d/04_preferences.ipynb #399a76b3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -16,7 +16,7 @@ import pandas as pd
 from ..core.config import CdrError
 from .catalog import Catalog
 
-# %% ../../nbs/d2d/04_preferences.ipynb #ece8ac03
+# %% ../../nbs/d2d/04_preferences.ipynb #9fcc01df
 def _read_only(array: np.ndarray) -> np.ndarray:
     array.flags.writeable = False
     return array
@@ -122,7 +122,7 @@ class Space:
     def __repr__(self) -> str:
         return f"Space({len(self)} items, {len(self.attributes)} attributes, {self.n_pairs} pairs)"
 
-# %% ../../nbs/d2d/04_preferences.ipynb #ec7e5e32
+# %% ../../nbs/d2d/04_preferences.ipynb #657c9e6e
 @dataclass(frozen=True, eq=False)
 class Preferences:
     "The assistant's knowledge of the shopper after some turns. Arrays are read-only; steps return a new state."
@@ -182,7 +182,7 @@ class Preferences:
             "attribute": [space.attributes[j] for j in space.owner[known]], "value": [space.values[k] for k in known],
             "p": self.p[known], "u": self.u[known]})
 
-# %% ../../nbs/d2d/04_preferences.ipynb #94b12ad2
+# %% ../../nbs/d2d/04_preferences.ipynb #9a2de0b2
 def prefer(
     space: Space,
     prefs: Preferences,
@@ -204,14 +204,14 @@ def indifferent(space: Space, prefs: Preferences, attribute: int) -> Preferences
     "The shopper does not mind: p = 0 and u = 0 for all values of the attribute."
     return prefs.put(space.pairs(attribute), 0.0, 0.0)
 
-# %% ../../nbs/d2d/04_preferences.ipynb #6d7abb75
-UNCERTAINTIES = ("rss", "sum")
+# %% ../../nbs/d2d/04_preferences.ipynb #bf0506a0
+UNCERTAINTIES = ("rss", "rms", "sum")
 
 
 def item_scores(
     space: Space,
     prefs: Preferences,
-    uncertainty: str = "rss",  # how an item's uncertainties add up: root of the sum of squares, or "sum"
+    uncertainty: str = "rss",  # how an item's uncertainties combine: root of the sum of squares; "rms": of their mean; "sum"
 ) -> tuple[np.ndarray, np.ndarray]:  # (p_i, u_i), float64 [n] each
     "Preference and uncertainty of every item (eq. 2 and 3)."
     if uncertainty not in UNCERTAINTIES:
@@ -221,8 +221,10 @@ def item_scores(
                        "they belong to different sessions")
     # A value that is not stated has place -1, the last: a zero stands there.
     p = np.append(prefs.p, 0.0)[space.flat].sum(axis=1)
-    if uncertainty == "rss":
+    if uncertainty in ("rss", "rms"):
         u = np.sqrt(np.append(prefs.u * prefs.u, 0.0)[space.flat].sum(axis=1))
+        if uncertainty == "rms":
+            u /= np.sqrt(np.maximum((space.flat >= 0).sum(axis=1), 1))
     else:
         u = np.append(prefs.u, 0.0)[space.flat].sum(axis=1)
     weight = 1 + space.similarity
