@@ -19,7 +19,7 @@ from cdr_lib.d2d.amazon import (AMAZON_URL, amazon_files, item_of_row, read_amaz
 from cdr_lib.d2d.catalog import (Catalog, Item, Price, normalise_name, normalise_value, numeric_value, parse_price,
                                  read_catalog, same_quantities, within_budget)
 from cdr_lib.d2d.index import CatalogIndex, recall_curve, target_ranks
-from cdr_lib.d2d.sample import DOMAINS, load_domain_set, make_domain, sample_card, sample_folder, write_domain
+from cdr_lib.d2d.sample import DOMAINS, load_domain_set, sample_card, sample_folder, write_domain
 from cdr_lib.d2d.shoppers import (Shopper, ShoppingSet, describe_by_llm, describe_by_rule, identifying, read_shopping_set,
                                   shoppers_for, shoppers_from, write_shopping_set)
 
@@ -312,10 +312,10 @@ def test_described_over_the_wire_and_told_what_leaked():
 
 @pytest.mark.parametrize("name", DOMAINS)
 def test_sample_is_what_its_seed_gives(tmp_path, name):
-    write_domain(name, tmp_path)
+    made = write_domain(name, tmp_path)
     for file in ("meta.jsonl", "reviews.jsonl", "shoppers.jsonl"):
         assert (tmp_path / file).read_bytes() == (sample_folder(name) / file).read_bytes(), file
-    made, stored = make_domain(name), load_domain_set(name)
+    stored = load_domain_set(name)
     assert (made.catalog.items, made.shoppers, made.reviews) == (stored.catalog.items, stored.shoppers, stored.reviews)
     assert sum(file.stat().st_size for file in sample_folder(name).iterdir()) < 1.2e6
     assert len(stored.catalog) >= 500 and len(stored) >= 100

@@ -8,11 +8,12 @@ __all__ = ['BRAND_NAMES', 'MODEL_NAMES', 'KIND_NAMES', 'Shopper', 'ShoppingSet',
            'profile_by_rule', 'describe_by_rule', 'shoppers_from', 'shoppers_for', 'ShopperText', 'Described',
            'describe_by_llm']
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #4781ceb2
+# %% ../../nbs/d2d/03_shoppers.ipynb #6d7bf7b6
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ from ..core.tables import html_cell
 from .amazon import Purchase, Review, Selection, read_amazon_items, read_amazon_reviews, row_of_item
 from .catalog import Catalog, Item, normalise_value, numeric_value
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #0e86a975
+# %% ../../nbs/d2d/03_shoppers.ipynb #17f47682
 @dataclass(frozen=True)
 class Shopper:
     "A simulated user: what is looked for (never shown to an assistant), and how the search begins."
@@ -126,7 +127,7 @@ class ShoppingSet:
     def _repr_html_(self) -> str:
         return f"<p><b>{html_cell(self.name)}</b>: {len(self.shoppers):,} shoppers</p>{self.catalog._repr_html_()}"
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #16602a07
+# %% ../../nbs/d2d/03_shoppers.ipynb #7974f79b
 def write_shopping_set(
     shopping_set: ShoppingSet,
     folder: str | Path,
@@ -175,7 +176,7 @@ def read_shopping_set(
     reviews = read_amazon_reviews(_first(folder, "reviews.jsonl"), counts=counts) if has_reviews else []
     return ShoppingSet(name, Catalog(name, items), tuple(shoppers), tuple(reviews), dict(+counts))
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #f15c5e5c
+# %% ../../nbs/d2d/03_shoppers.ipynb #3c389ad0
 BRAND_NAMES = ("brand", "manufacturer", "maker", "store", "author", "publisher", "vendor")
 MODEL_NAMES = ("model number", "model name", "model", "part number", "series", "sku", "asin", "upc", "ean", "id", "product id")
 KIND_NAMES = ("product type", "product category", "category", "type")
@@ -225,10 +226,12 @@ def matching(
     return np.flatnonzero(fits)
 
 
-def _title_parts(title: str, words: int = 4) -> set[str]:
+@lru_cache(1 << 16)
+def _title_parts(title: str, words: int = 4) -> frozenset[str]:
+    "Runs of so many words of a title; the whole of a shorter one."
     parts = re.findall(r"\w+", normalise_value(title))
     size = min(words, len(parts))
-    return {" ".join(parts[start:start + size]) for start in range(len(parts) - size + 1)} if parts else set()
+    return frozenset(" ".join(parts[start:start + size]) for start in range(len(parts) - size + 1) if size)
 
 
 def identifying(
@@ -250,7 +253,7 @@ def identifying(
     shared: set[str] = set()
     for other in others:
         shared |= _title_parts(other.title) & parts
-        rare -= set(re.findall(r"\w+", normalise_value(other.title)))
+        rare -= _title_parts(other.title, 1)
     parts |= {pair for pair in _title_parts(item.title, 2) if set(pair.split()) <= rare}
     brands = {item.attributes[name] for name in BRAND_NAMES if name in item.attributes}
     models = {item.attributes[name] for name in MODEL_NAMES if name in item.attributes} | signs
@@ -270,7 +273,7 @@ def identifying(
         leaks.append(Leak("combination", "; ".join(f"{name}: {value}" for name, value in sorted(pairs.items())), None))
     return leaks
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #fc4104d6
+# %% ../../nbs/d2d/03_shoppers.ipynb #a1a77063
 def load_wording(
     path: str | Path | None = None,  # None: `data/templates/shoppers/wording.yaml`
 ) -> dict[str, Any]:
@@ -437,7 +440,7 @@ def shoppers_for(
                 for number, row in enumerate(chosen, 1)]
     return ShoppingSet(catalog.name, catalog, tuple(shoppers))
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #4b8617b4
+# %% ../../nbs/d2d/03_shoppers.ipynb #01cc61f2
 class ShopperText(BaseModel):
     "What a model writes about a shopper."
 
