@@ -6,7 +6,7 @@
 __all__ = ['DOMAINS', 'load_domain', 'make_rows', 'Taste', 'make_reviews', 'make_domain', 'write_domain', 'sample_card',
            'sample_folder', 'load_domain_set', 'regime']
 
-# %% ../../nbs/d2d/15_sample.ipynb #429d9e5e
+# %% ../../nbs/d2d/15_sample.ipynb #4658f5fc
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,10 +21,10 @@ from ..core.io import strict_json
 from ..core.tables import Table
 from .amazon import Review, item_of_row, purchase_of
 from .catalog import Catalog, Item
-from .index import CatalogIndex, recall_curve
+from .index import CatalogIndex
 from .shoppers import Shopper, ShoppingSet, describe_by_rule, load_wording, read_shopping_set
 
-# %% ../../nbs/d2d/15_sample.ipynb #1f676e49
+# %% ../../nbs/d2d/15_sample.ipynb #e1f678e5
 DOMAINS = ("electronics", "home_kitchen", "sports_outdoors")
 
 
@@ -54,7 +54,7 @@ def load_domain(
             raise CdrError(f"{path}: attribute {attribute!r} needs a share above 0 and two or more texts as values")
     return {**domain, "phrases": phrases}
 
-# %% ../../nbs/d2d/15_sample.ipynb #82e3da5f
+# %% ../../nbs/d2d/15_sample.ipynb #ee454236
 _SPELLINGS = {"in": ["{} in", "{} inches", '{}"', "{}-Inch"], "lb": ["{} lb", "{} pounds", "{} lbs"], "h": ["{} h", "{} hours", "{} hrs"],
               "l": ["{} L", "{} liters", "{}L"], "mm": ["{} mm", "{}mm", "{} millimeters"], "qt": ["{} qt", "{} quarts", "{}-Quart"],
               "hz": ["{} Hz", "{}Hz"]}
@@ -123,7 +123,7 @@ def make_rows(
             "categories": [], "details": details, "parent_asin": f"B0{domain['letter']}{seed % 10}{number:05d}"})
     return rows
 
-# %% ../../nbs/d2d/15_sample.ipynb #d7532db2
+# %% ../../nbs/d2d/15_sample.ipynb #7f00691d
 class Taste(NamedTuple):
     "What a user tends to buy and to like."
 
@@ -139,6 +139,12 @@ def _taste(domain: Mapping[str, Any], rng: np.random.Generator) -> Taste:
     return Taste(tuple(dict.fromkeys(_pick(rng, domain["brands"], size=3))),
                  {name: _pick(rng, domain["attributes"][name]["values"], 0.7) for name in liked},
                  dict(zip(domain["groups"], weights.tolist())))
+
+
+def _match(item: Item, taste: Taste) -> float:
+    "How far a product meets a taste."
+    liked = sum(item.attributes.get(name) == value for name, value in taste.values.items())
+    return liked + 2.0 * (item.attributes.get("brand") in {brand.casefold() for brand in taste.brands})
 
 
 def _review(rng: np.random.Generator, phrases: Mapping, user: str, item: Item, stars: int, time: int) -> Review:
@@ -167,12 +173,7 @@ def make_reviews(
     for number, target in enumerate(targets):
         user = f"A{domain['letter']}{seed % 10}{number:04d}"
         taste = _taste(domain, rng)
-
-        def match(item: Item) -> float:
-            values = [item.attributes.get(name) == value for name, value in taste.values.items()]
-            return sum(values) + 2.0 * (item.attributes.get("brand") in {brand.casefold() for brand in taste.brands})
-
-        fits = np.array([match(item) for item in items])
+        fits = np.array([_match(item, taste) for item in items])
         weights = np.array([taste.groups[group] for group in groups]) * np.exp(fits)
         weights[target] = 0
         bought = rng.choice(len(items), int(rng.integers(3, 7)), replace=False, p=weights / weights.sum())
@@ -223,7 +224,7 @@ def make_domain(
     "A sample shop; the same seed gives the same shop."
     return _parts(name, seed, n_items, n_users)[1]
 
-# %% ../../nbs/d2d/15_sample.ipynb #1e65029f
+# %% ../../nbs/d2d/15_sample.ipynb #9987c10d
 def write_domain(
     name: str,
     folder: str | Path,
@@ -258,7 +259,7 @@ def load_domain_set(name: str) -> ShoppingSet:
     "A sample shop as it lies in the repository."
     return read_shopping_set(sample_folder(name), load_domain(name)["title"])
 
-# %% ../../nbs/d2d/15_sample.ipynb #eb77ae15
+# %% ../../nbs/d2d/15_sample.ipynb #681752ee
 def regime(
     shopping_set: ShoppingSet,
     index: CatalogIndex,  # with an encoder

@@ -8,7 +8,7 @@ __all__ = ['BRAND_NAMES', 'MODEL_NAMES', 'KIND_NAMES', 'Shopper', 'ShoppingSet',
            'profile_by_rule', 'describe_by_rule', 'shoppers_from', 'shoppers_for', 'ShopperText', 'Described',
            'describe_by_llm']
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #6d7bf7b6
+# %% ../../nbs/d2d/03_shoppers.ipynb #4a35f853
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,10 +29,10 @@ from ..core.llm import LLM, Usage
 from ..core.prompts import load_prompt
 from ..core.records import existing_file, json_lines
 from ..core.tables import html_cell
-from .amazon import Purchase, Review, Selection, read_amazon_items, read_amazon_reviews, row_of_item
+from .amazon import Review, Selection, read_amazon_items, read_amazon_reviews, row_of_item
 from .catalog import Catalog, Item, normalise_value, numeric_value
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #17f47682
+# %% ../../nbs/d2d/03_shoppers.ipynb #aafcce24
 @dataclass(frozen=True)
 class Shopper:
     "A simulated user: what is looked for (never shown to an assistant), and how the search begins."
@@ -127,7 +127,7 @@ class ShoppingSet:
     def _repr_html_(self) -> str:
         return f"<p><b>{html_cell(self.name)}</b>: {len(self.shoppers):,} shoppers</p>{self.catalog._repr_html_()}"
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #7974f79b
+# %% ../../nbs/d2d/03_shoppers.ipynb #27c1c30e
 def write_shopping_set(
     shopping_set: ShoppingSet,
     folder: str | Path,
@@ -174,9 +174,12 @@ def read_shopping_set(
             raise BadRecord(error.reason, where=where) from error
     has_reviews = (folder / "reviews.jsonl").is_file() or (folder / "reviews.jsonl.gz").is_file()
     reviews = read_amazon_reviews(_first(folder, "reviews.jsonl"), counts=counts) if has_reviews else []
+    # A corpus of millions of rows may have bad ones; a set that was written here has none.
+    if bad := [what for what, count in counts.items() if count and not what.startswith("reviews")]:
+        raise CdrError(f"{folder}: {'; '.join(f'{counts[what]} {what}' for what in bad)}")
     return ShoppingSet(name, Catalog(name, items), tuple(shoppers), tuple(reviews), dict(+counts))
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #3c389ad0
+# %% ../../nbs/d2d/03_shoppers.ipynb #c54e8bb6
 BRAND_NAMES = ("brand", "manufacturer", "maker", "store", "author", "publisher", "vendor")
 MODEL_NAMES = ("model number", "model name", "model", "part number", "series", "sku", "asin", "upc", "ean", "id", "product id")
 KIND_NAMES = ("product type", "product category", "category", "type")
@@ -273,7 +276,7 @@ def identifying(
         leaks.append(Leak("combination", "; ".join(f"{name}: {value}" for name, value in sorted(pairs.items())), None))
     return leaks
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #a1a77063
+# %% ../../nbs/d2d/03_shoppers.ipynb #cdcf3e1f
 def load_wording(
     path: str | Path | None = None,  # None: `data/templates/shoppers/wording.yaml`
 ) -> dict[str, Any]:
@@ -440,7 +443,7 @@ def shoppers_for(
                 for number, row in enumerate(chosen, 1)]
     return ShoppingSet(catalog.name, catalog, tuple(shoppers))
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #01cc61f2
+# %% ../../nbs/d2d/03_shoppers.ipynb #f6390b36
 class ShopperText(BaseModel):
     "What a model writes about a shopper."
 
