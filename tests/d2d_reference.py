@@ -73,7 +73,9 @@ def known(space, prefs, j):
 
 
 def question(space, prefs, rows, config):
-    values = [(0.0 if j in prefs.asked or config.apu and not config.ask_known and known(space, prefs, j) else ace * delta if config.ace else delta, j)
+    closed = {j for j in range(len(space.attributes))
+              if j in prefs.asked or config.apu and not config.ask_known and known(space, prefs, j)}
+    values = [(0.0 if j in closed else ace * delta if config.ace else delta, j)
               for j, (ace, delta) in enumerate(worth(space, prefs, rows, config))]
     order = sorted((pair for pair in values if pair[0] > 1e-9), key=lambda pair: (-round(math.log(pair[0]), 9), pair[1]))
     if not order:

@@ -88,7 +88,8 @@ def test_answers(space, text, attribute, liked, disliked):
 
 
 @pytest.mark.parametrize("text", [
-    "I don't care", "I do not mind", "no preference", "No preference on color.", "doesn't matter", "The color doesn't matter to me.",
+    "I don't care", "I do not mind", "no preference", "No preference on color.", "doesn't matter",
+    "The color doesn't matter to me.",
     "any color is fine", "either works", "whatever works", "up to you", "I don't really have any preference", "not important",
     "I'm open to anything", "No strong opinion there", "I have no particular preference when it comes to color", "not sure",
 ])
@@ -112,9 +113,10 @@ def test_two_attributes_in_one_answer(space, text, expected):
         assert liked or set(found.values()) == {(0, 0)}
 
 
-@pytest.mark.parametrize("text", ["", " ", "Thanks!", "thank you " * 200, "What do you mean?", "\u200b\u200b", "😀", "«not»", "None of these.",
-                                  "<script>alert(1)</script>", "]]>&lt;", "{{ 7 * 7 }}", "0" * 500, "1.2.3.4", "between 5 and", "under",
-                                  "under a", "between 5 kg and 3 cm", "$", "a" * 5000])
+@pytest.mark.parametrize("text", [
+    "", " ", "Thanks!", "thank you " * 200, "What do you mean?", "\u200b\u200b", "😀", "«not»", "None of these.", "]]>&lt;", "$",
+    "<script>alert(1)</script>", "{{ 7 * 7 }}", "0" * 500, "1.2.3.4", "between 5 and", "under", "under a", "a" * 5000,
+    "between 5 kg and 3 cm"])
 def test_nothing_is_learned_from_nothing(space, text):
     done = read(space, text, "color")
     assert done.error is None and table(space, done, "color") == {}
@@ -130,7 +132,7 @@ def test_a_wish_that_nothing_meets_is_reported(space):
     few = Space.of(SHOES, [1, 2, 4], [3, 2, 1])
     done = read(few, "black", "color")
     assert done.unmatched == ("black",) and set(done.preferences.p[list(few.pairs(few.attribute("color")))]) == {-1.0}
-    assert read(space, "at least 3 liters").unmatched == ("at least 3 l",) or "3 l" in read(space, "at least 3 liters").unmatched[0]
+    assert "3 l" in read(space, "at least 3 liters").unmatched[0]
 
 
 def test_budget_rules_out_only_what_is_surely_above(space):
@@ -237,7 +239,8 @@ def test_llm_nonsense_is_an_error_of_the_session(space, reply, status):
 
 def test_llm_that_decides_cannot_invent_items():
     index = CatalogIndex(SHOES, KeywordEncoder(dim=128))
-    with FakeLLM([{"content": json.dumps({"message": "Here.", "items": [0, -1, 2, 2, 400], "asks_about": ["Colour", "smell"]})}]) as server:
+    said = {"message": "Here.", "items": [0, -1, 2, 2, 400], "asks_about": ["Colour", "smell"]}
+    with FakeLLM([{"content": json.dumps(said)}]) as server:
         response = ListLlm(index, llm(server), patience=True).start("shoes", 0).respond([Turn("user", "shoes")])
     assert len(response.items) == 1 and response.asked.attributes == ("color",)
     assert response.explanation["ignored"] == ["item 0", "item -1", "item 2", "item 400", "attribute smell"]
@@ -245,8 +248,10 @@ def test_llm_that_decides_cannot_invent_items():
 
 def test_d2d_llm_keeps_the_framework():
     index = CatalogIndex(SHOES, KeywordEncoder(dim=128))
-    with FakeLLM([{"content": json.dumps({"recommend": False, "items": [1], "attributes": ["material", "Color", "weight"]})}]) as server:
-        response = D2DLlm(index, llm(server), RuleElicitor(), TemplateResponder()).start("shoes", 0).respond([Turn("user", "shoes")])
+    said = {"recommend": False, "items": [1], "attributes": ["material", "Color", "weight"]}
+    with FakeLLM([{"content": json.dumps(said)}]) as server:
+        assistant = D2DLlm(index, llm(server), RuleElicitor(), TemplateResponder())
+        response = assistant.start("shoes", 0).respond([Turn("user", "shoes")])
     assert response.items == () and response.asked.attributes == ("material", "color")
 
 
@@ -261,7 +266,8 @@ def test_prompts_of_the_assistants_are_complete():
 
 @pytest.fixture(scope="module")
 def shopping():
-    return ShoppingSet("shoes", SHOES, (Shopper("U1", "S3", "some shoes", ("dark red",)), Shopper("U2", "S6", "some shoes", ("black",))))
+    shoppers = (Shopper("U1", "S3", "some shoes", ("dark red",)), Shopper("U2", "S6", "some shoes", ("black",)))
+    return ShoppingSet("shoes", SHOES, shoppers)
 
 
 def test_assistants_by_name(shopping):
@@ -282,9 +288,10 @@ def test_assistants_by_name(shopping):
 
 
 def test_nothing_of_the_target_reaches_an_assistant(shopping):
-    """Every object that D2D holds after a session: no shopper, no description, no target that the catalogue does not name anyway."""
+    "Every object that an assistant and its session hold: no shopper, no data set, so no target and no description."
     index = CatalogIndex(SHOES, KeywordEncoder(dim=128))
-    made = make_assistants([name for name, kind in ASSISTANTS.items() if not kind.needs_llm and name != "oracle"], shopping, index)
+    names = [name for name, kind in ASSISTANTS.items() if not kind.needs_llm and name != "oracle"]
+    made = make_assistants(names, shopping, index)
     for assistant in made.values():
         session = assistant.start("some shoes", 0)
         session.respond([Turn("user", "some shoes")])

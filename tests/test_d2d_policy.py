@@ -52,11 +52,13 @@ def same(decision, expected) -> None:
 
 
 CONFIGS = {
-    "default": {}, "sum": {"uncertainty": "sum"}, "rms": {"uncertainty": "rms"}, "no ace": {"ace": False}, "no apu": {"apu": False}, "always": {"timing": "always"},
-    "values": {"ace_scale": "values", "named_values": 5}, "different": {"delta_pairs": "different"}, "top set": {"scope": "top_set"},
+    "default": {}, "sum": {"uncertainty": "sum"}, "rms": {"uncertainty": "rms"},
+    "no ace": {"ace": False}, "no apu": {"apu": False}, "always": {"timing": "always"}, "known": {"ask_known": True},
+    "values": {"ace_scale": "values", "named_values": 5}, "different": {"delta_pairs": "different"},
+    "top set": {"scope": "top_set"},
     "attributes": {"difference": "attributes", "item_differences": 4}, "one": {"attributes_per_question": 1, "m": 1},
     "bare": {"item_questions": False, "ask_with_recommendation": False, "exclude_shown": False, "fill": False, "tau": 0.6},
-    "known": {"ask_known": True}, "tau 0": {"tau": 0.0}, "tau 1": {"tau": 1.0, "m": 6, "item_differences": 9},
+    "tau 0": {"tau": 0.0}, "tau 1": {"tau": 1.0, "m": 6, "item_differences": 9},
 }
 
 
@@ -171,20 +173,23 @@ def test_recommends_exactly_up_to_m():
     "m items that may be the best are shown, m + 1 are not."
     p, u = np.zeros(9), np.r_[np.ones(4), np.full(5, 0.1)]
     assert len(top_set(p, u, np.arange(9), 0.2)) == 4
-    catalog = Catalog("row", [Item(f"{row}", "x", {"a": f"v{row}", "b": f"w{row % 2}", "c": "same"}) for row in range(9)])
+    items = [Item(f"{row}", "x", {"a": f"v{row}", "b": f"w{row % 2}", "c": "same"}) for row in range(9)]
+    catalog = Catalog("row", items)
     space = Space.of(catalog, range(9), np.ones(9))
     prefs = Preferences.start(space).put(range(space.n_pairs), 0, 0)
     for count in (4, 5):
         high = [space.pair(0, f"v{row}") for row in range(count)]
         state = prefs.put([space.pair(0, f"v{row}") for row in range(9)], -1.0).put(high, 1.0)
-        decision = decide(space, state.put([space.pair(1, "w0"), space.pair(1, "w1")], 0, 0.01), PolicyConfig(item_questions=False))
+        state = state.put([space.pair(1, "w0"), space.pair(1, "w1")], 0, 0.01)
+        decision = decide(space, state, PolicyConfig(item_questions=False))
         assert (len(decision.recommend) > 0) == (count == 4) and decision.explanation["top_set"] == count
         assert decision.recommend == ((0, 1, 2, 3) if count == 4 else ())
 
 
 @pytest.mark.parametrize("size, kind", [(4, "attribute"), (5, "items"), (8, "items"), (9, "attribute")])
 def test_item_questions_only_between_m_and_2m(size, kind):
-    catalog = Catalog("row", [Item(f"{row}", "x", {"a": f"v{row}", **{f"b{j}": "same" for j in range(5)}}) for row in range(size)])
+    equal = {f"b{j}": "same" for j in range(5)}
+    catalog = Catalog("row", [Item(f"{row}", "x", {"a": f"v{row}", **equal}) for row in range(size)])
     space = Space.of(catalog, range(size), np.linspace(1, 0.9, size))
     decision = decide(space, Preferences.start(space), PolicyConfig(scope="top_set", named_values=0))
     assert decision.explanation["top_set"] == size and decision.question.kind == kind

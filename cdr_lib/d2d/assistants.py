@@ -6,7 +6,7 @@
 __all__ = ['ASSISTANTS', 'Session', 'Assistant', 'first_retrieval', 'D2DSession', 'D2D', 'OneShot', 'Popularity', 'DenseDialogue',
            'Oracle', 'Recommendation', 'Move', 'Choice', 'ListLlm', 'D2DLlm', 'Kind', 'make_assistants']
 
-# %% ../../nbs/d2d/08_assistants.ipynb #f43b1cca
+# %% ../../nbs/d2d/08_assistants.ipynb #5975c73f
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
@@ -25,7 +25,7 @@ from .preferences import Preferences, Space, item_scores
 from .respond import Asked, LlmResponder, Responder, Response, TemplateResponder, asked_of
 from .shoppers import ShoppingSet
 
-# %% ../../nbs/d2d/08_assistants.ipynb #04fc9f8d
+# %% ../../nbs/d2d/08_assistants.ipynb #58a1cd24
 class Session(Protocol):
     "One conversation of an assistant."
 
@@ -66,7 +66,7 @@ def first_retrieval(
         scores = np.zeros(len(rows))
     return Space.of(index.catalog, rows, scores)
 
-# %% ../../nbs/d2d/08_assistants.ipynb #8adce095
+# %% ../../nbs/d2d/08_assistants.ipynb #2cf7e489
 class D2DSession:
     "A conversation of `D2D`."
 
@@ -131,7 +131,7 @@ class D2D:
         "Retrieve and forget everything else."
         return self.session(self, query, seed)
 
-# %% ../../nbs/d2d/08_assistants.ipynb #c78a7494
+# %% ../../nbs/d2d/08_assistants.ipynb #666a1005
 _PROMPT = "Is one of these what you are looking for? If not, tell me more about what you want."
 
 
@@ -212,7 +212,7 @@ class DenseDialogue:
         "Begin with nothing shown."
         return _DialogueSession(self, query)
 
-# %% ../../nbs/d2d/08_assistants.ipynb #2fbc8838
+# %% ../../nbs/d2d/08_assistants.ipynb #c08a4384
 class Oracle:
     "Recommends the targets that it was given for the first query. A bound, not a method."
 
@@ -231,7 +231,7 @@ class Oracle:
         rows = [self.catalog.index(id) for id in self.targets.get(query, ())]
         return _Listed(self.catalog, rows, self.m, "the oracle was given the target", True)
 
-# %% ../../nbs/d2d/08_assistants.ipynb #46ddea65
+# %% ../../nbs/d2d/08_assistants.ipynb #7b756556
 class Recommendation(BaseModel):
     "Reply of the zero-shot recommender."
 
@@ -362,7 +362,7 @@ class D2DLlm(D2D):
         super().__init__(index, elicitor or LlmElicitor(llm), responder or LlmResponder(llm), config, n, name)
         self.llm, self.most_items, self.prompt = llm, most_items, load_prompt("d2d/decide")
 
-# %% ../../nbs/d2d/08_assistants.ipynb #24c2e090
+# %% ../../nbs/d2d/08_assistants.ipynb #56610c70
 class Kind(NamedTuple):
     "One assistant of the comparison."
 
@@ -388,7 +388,8 @@ ASSISTANTS: dict[str, Kind] = {
     "oracle": Kind(False, "knows the target: a bound, not a method"),
 }
 _CONFIGS = {"d2d": {}, "d2d-rms": {"uncertainty": "rms"}, "always": {"timing": "always"},
-            "random-attribute": {"question": "random"}, "no-ace": {"ace": False}, "no-apu": {"apu": False}, "no-toi": {"timing": "random"}}
+            "random-attribute": {"question": "random"}, "no-ace": {"ace": False}, "no-apu": {"apu": False},
+            "no-toi": {"timing": "random"}}
 
 
 def make_assistants(

@@ -59,9 +59,10 @@ def bench(quick: bool = False) -> list[dict]:
         assert (found and (found.kind, found.attributes, found.values, found.items)) == asked
     ours, worst = float(np.mean(times)), float(np.max(times))
     rows = [{"case": f"D2D, one decision: {len(space)} items, {len(space.attributes)} attributes", "ours_s": ours,
-             "reference_s": loops, "ratio": loops / ours, "target": None if quick else 50.0, "checked": "equal decisions", "peak_mib": None,
-             "note": f"{ours * 1000:.2f} ms, slowest {worst * 1000:.2f} ms (limit {DECISION_MS:g} ms); equal decisions in {len(states)} "
-                     f"states; reference: loops over pairs of items"}]
+             "reference_s": loops, "ratio": loops / ours, "target": None if quick else 50.0,
+             "checked": "equal decisions", "peak_mib": None,
+             "note": f"{ours * 1000:.2f} ms, slowest {worst * 1000:.2f} ms (limit {DECISION_MS:g} ms); equal decisions in "
+                     f"{len(states)} states; reference: loops over pairs of items"}]
 
     data = load_domain_set("electronics")
     names = METHODS[:3] if quick else METHODS
@@ -77,10 +78,11 @@ def bench(quick: bool = False) -> list[dict]:
     errors = sum(record["stop"] == "error" for record in sessions.records)
     assert len(sessions.records) == count * len(names) and not errors
     scaled = wall * SESSIONS / count * (len(METHODS) / len(names))
-    rows.append({"case": f"D2D, scripted sessions: {count} of each of {len(names)} methods", "ours_s": wall, "reference_s": LIMIT_S,
+    rows.append({"case": f"D2D, scripted sessions: {count} of each of {len(names)} methods", "ours_s": wall,
+                 "reference_s": LIMIT_S,
                  "ratio": LIMIT_S / scaled, "target": None if quick else 1.0, "checked": "no errors", "peak_mib": None,
-                 "note": f"{wall / count / len(names) * 1000:.1f} ms a session ({cpu / count / len(names) * 1000:.1f} ms CPU); {SESSIONS} "
-                         f"of each of {len(METHODS)} take {scaled:.0f} s; reference: the limit of {LIMIT_S:g} s"})
+                 "note": f"{wall / count / len(names) * 1000:.1f} ms a session ({cpu / count / len(names) * 1000:.1f} ms CPU); "
+                         f"{SESSIONS} of each of {len(METHODS)} take {scaled:.0f} s; reference: the limit of {LIMIT_S:g} s"})
     return rows
 
 
