@@ -7,7 +7,7 @@ __all__ = ['AMAZON_REVISION', 'AMAZON_URL', 'PAPER_CATEGORIES', 'NO_ATTRIBUTES',
            'item_of_row', 'row_of_item', 'Review', 'read_amazon_items', 'read_amazon_reviews', 'with_reviews',
            'Purchase', 'Selection', 'review_counts', 'purchase_of', 'select_amazon', 'common_attributes']
 
-# %% ../../nbs/d2d/02_amazon.ipynb #5170611a
+# %% ../../nbs/d2d/02_amazon.ipynb #06977919
 import hashlib
 import html
 import json
@@ -28,7 +28,7 @@ from ..core.config import CdrError, atomic_path
 from ..core.records import existing_file, json_lines
 from .catalog import Catalog, Item, normalise_name, normalise_value, parse_price, same_quantities
 
-# %% ../../nbs/d2d/02_amazon.ipynb #a5704ed6
+# %% ../../nbs/d2d/02_amazon.ipynb #5832b8b5
 AMAZON_REVISION = "2b6d039ed471f2ba5fd2acb718bf33b0a7e5598e"
 AMAZON_URL = f"https://huggingface.co/datasets/McAuley-Lab/Amazon-Reviews-2023/resolve/{AMAZON_REVISION}/raw"
 PAPER_CATEGORIES = ("Electronics", "Home_and_Kitchen", "Sports_and_Outdoors")
@@ -76,7 +76,7 @@ def download_amazon(
                            f"into {path.parent}") from error
     return paths[0], paths[1]
 
-# %% ../../nbs/d2d/02_amazon.ipynb #c674657f
+# %% ../../nbs/d2d/02_amazon.ipynb #f0024d2a
 NO_ATTRIBUTES = {  # of `details`, normalised: ranks, dates, identifiers, packaging
     "best sellers rank", "customer reviews", "date first available", "asin", "isbn-10", "isbn-13", "upc", "ean", "gtin",
     "part number", "model number", "item model number", "domestic shipping", "international shipping", "manufacturer",
@@ -168,7 +168,7 @@ def row_of_item(item: Item) -> dict[str, Any]:
             "features": [], "description": item.text.splitlines(), "price": price, "store": None, "categories": [],
             "details": dict(item.attributes), "parent_asin": item.id}
 
-# %% ../../nbs/d2d/02_amazon.ipynb #e49f7654
+# %% ../../nbs/d2d/02_amazon.ipynb #0e3fad19
 @dataclass(frozen=True)
 class Review:
     "One user's words about one product."
@@ -280,7 +280,7 @@ def with_reviews(
     return [replace(item, n_reviews=count[item.id],
                     rating=float(np.mean(stars[item.id])) if item.id in stars else None) for item in items]
 
-# %% ../../nbs/d2d/02_amazon.ipynb #d53498c4
+# %% ../../nbs/d2d/02_amazon.ipynb #c9e6389b
 @dataclass(frozen=True)
 class Purchase:
     "A user with the item to be found, and what was reviewed before it, oldest first."

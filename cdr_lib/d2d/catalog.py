@@ -6,7 +6,7 @@
 __all__ = ['Price', 'parse_price', 'within_budget', 'normalise_name', 'normalise_value', 'numeric_value', 'Item', 'Catalog',
            'same_quantities', 'read_catalog']
 
-# %% ../../nbs/d2d/00_catalog.ipynb #ec5d96c8
+# %% ../../nbs/d2d/00_catalog.ipynb #916b839e
 import csv
 import html
 import io
@@ -30,7 +30,7 @@ from ..core.conversation import BadRecord, is_blank
 from ..core.records import Reject, Rejects, excerpt, existing_file, json_records, one_of, open_bytes
 from ..core.tables import html_cell
 
-# %% ../../nbs/d2d/00_catalog.ipynb #21aee170
+# %% ../../nbs/d2d/00_catalog.ipynb #9cc16072
 _NUMBER = r"\d{1,3}(?:[ \u00a0\u202f'\u2019]\d{3})+(?:[.,]\d{1,2})?(?!\d)|\d+(?:[.,]\d+)*|[.,]\d+"
 
 
@@ -61,7 +61,7 @@ def _amount(
         return None
     return float(f"{''.join(groups) or '0'}.{part or '0'}")
 
-# %% ../../nbs/d2d/00_catalog.ipynb #da249445
+# %% ../../nbs/d2d/00_catalog.ipynb #b04a66e4
 _SYMBOLS = {"us$": "USD", "ca$": "CAD", "c$": "CAD", "au$": "AUD", "a$": "AUD", "nz$": "NZD", "hk$": "HKD", "nt$": "TWD",
             "mx$": "MXN", "s$": "SGD", "r$": "BRL", "$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "₹": "INR", "₩": "KRW",
             "₽": "RUB", "₺": "TRY", "₫": "VND", "₪": "ILS", "₱": "PHP", "₴": "UAH", "฿": "THB", "₦": "NGN", "円": "JPY",
@@ -166,7 +166,7 @@ def within_budget(
         return "yes"
     return "no" if price.low is not None and price.low > maximum else "partly"
 
-# %% ../../nbs/d2d/00_catalog.ipynb #f7682702
+# %% ../../nbs/d2d/00_catalog.ipynb #ca4769d9
 _UNITS = {  # canonical spelling: (spellings, base unit, factor)
     "in": ("inches inch in ″ ′′ ''", "cm", 2.54), "ft": ("feet foot ft", "cm", 30.48), "yd": ("yards yard yd", "cm", 91.44),
     "mm": ("millimeters millimeter mm", "cm", 0.1), "cm": ("centimeters centimeter cm", "cm", 1.0),
@@ -180,7 +180,8 @@ _UNITS = {  # canonical spelling: (spellings, base unit, factor)
     "mb": ("megabytes mb", "gb", 1e-3), "gb": ("gigabytes gigabyte gb", "gb", 1.0), "tb": ("terabytes terabyte tb", "gb", 1e3),
     "hz": ("hertz hz", "hz", 1.0), "khz": ("kilohertz khz", "hz", 1e3), "mhz": ("megahertz mhz", "hz", 1e6),
     "ghz": ("gigahertz ghz", "hz", 1e9), "w": ("watts watt w", "w", 1.0), "kw": ("kilowatts kilowatt kw", "w", 1e3),
-    "v": ("volts volt v", "v", 1.0), "mah": ("mah", "mah", 1.0), "wh": ("wh", "wh", 1.0), "db": ("decibels decibel db", "db", 1.0),
+    "v": ("volts volt v", "v", 1.0), "mah": ("mah", "mah", 1.0), "wh": ("wh", "wh", 1.0),
+    "db": ("decibels decibel db", "db", 1.0),
     "lm": ("lumens lumen lm", "lm", 1.0), "mp": ("megapixels megapixel mp", "mp", 1.0), "fps": ("fps", "fps", 1.0),
     "dpi": ("dpi", "dpi", 1.0), "psi": ("psi", "psi", 1.0), "bar": ("bars bar", "psi", 14.503773773),
     "sec": ("seconds second secs sec", "h", 1 / 3600), "min": ("minutes minute mins min", "h", 1 / 60),
@@ -208,7 +209,8 @@ _ATTRIBUTES = {  # other names of an attribute
     "product style": "style", "connectivity technology": "connectivity", "special features": "special feature",
 }
 _WORDS = {"grey": "gray", "colour": "color", "coloured": "colored", "multicolour": "multicolor", "aluminium": "aluminum",
-          "metre": "meter", "metres": "meters", "litre": "liter", "litres": "liters", "fibre": "fiber", "centimetres": "centimeters"}
+          "metre": "meter", "metres": "meters", "litre": "liter", "litres": "liters", "fibre": "fiber",
+          "centimetres": "centimeters"}
 _WORD_FORMS = re.compile(rf"(?<!\w)(?:{'|'.join(sorted(_WORDS, key=len, reverse=True))})(?!\w)")
 _VALUES = {"y": "yes", "true": "yes", "n": "no", "false": "no"}
 _MISSING = {"", "n/a", "na", "nan", "null", "-", "--", "\u2014", "\u2013", "?", "unknown", "not applicable", "not specified",
@@ -288,7 +290,7 @@ def numeric_value(
         return amount, ""
     return None
 
-# %% ../../nbs/d2d/00_catalog.ipynb #80c5f861
+# %% ../../nbs/d2d/00_catalog.ipynb #5eda9896
 @dataclass(frozen=True)
 class Item:
     "A product: what it is called, its attribute-value pairs (normalised), and what else a shop says about it."
@@ -326,7 +328,7 @@ class Item:
         price = f"<p>{html_cell(str(self.price))}</p>" if self.price else ""
         return f"<div><b>{html_cell(self.title)}</b> ({html_cell(self.id)}){price}<table>{rows}</table></div>"
 
-# %% ../../nbs/d2d/00_catalog.ipynb #053f22ba
+# %% ../../nbs/d2d/00_catalog.ipynb #a346ba7d
 class Catalog:
     "Items with what is derived from them: attributes, values, and codes for arithmetic. Not to be changed."
 
@@ -479,10 +481,11 @@ def _around(value: str) -> str:
     "What a value says beside its quantity."
     return _QUANTITY.sub("#", value)
 
-# %% ../../nbs/d2d/00_catalog.ipynb #ab279756
+# %% ../../nbs/d2d/00_catalog.ipynb #eaff74ab
 _KEYS = {"name", "file", "corpus", "items", "id", "title", "text", "price", "currency", "rating", "n_reviews", "attributes",
          "attributes_from", "values", "meta", "format", "licence", "source"}
-_FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "jsonl", ".parquet": "parquet", ".yaml": "yaml", ".yml": "yaml"}
+_FORMATS = {".csv": "csv", ".tsv": "csv", ".json": "json", ".jsonl": "jsonl", ".parquet": "parquet",
+            ".yaml": "yaml", ".yml": "yaml"}
 
 
 class _Found(NamedTuple):

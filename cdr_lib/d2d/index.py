@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['CatalogIndex', 'Asks', 'target_ranks', 'recall_curve']
 
-# %% ../../nbs/d2d/01_index.ipynb #71b28811
+# %% ../../nbs/d2d/01_index.ipynb #27b2be89
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
@@ -18,7 +18,7 @@ from ..core.store import Store
 from .catalog import Catalog
 from ..retrieval.bm25 import BM25
 
-# %% ../../nbs/d2d/01_index.ipynb #6258fedd
+# %% ../../nbs/d2d/01_index.ipynb #2685e998
 class CatalogIndex:
     "Items that can be searched by meaning or by words. Safe to use from several threads."
 
@@ -55,7 +55,8 @@ class CatalogIndex:
         if new:
             made = embed(self.encoder, new, "query", store=self.store, progress=False)
             self._queries.update(zip(new, made))
-        return np.stack([self._queries[query] for query in queries]) if queries else np.empty((0, self.vectors.shape[1]), np.float32)
+        empty = np.empty((0, self.vectors.shape[1]), np.float32)
+        return np.stack([self._queries[query] for query in queries]) if queries else empty
 
     def similarity(
         self,
@@ -93,7 +94,7 @@ class CatalogIndex:
         "The items that fit a query best."
         return self.search_many([query], n)[0]
 
-# %% ../../nbs/d2d/01_index.ipynb #98f519b8
+# %% ../../nbs/d2d/01_index.ipynb #72281c41
 class Asks(Protocol):
     "Who has a first query and a target, such as a `Shopper`."
 

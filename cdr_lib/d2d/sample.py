@@ -6,7 +6,7 @@
 __all__ = ['DOMAINS', 'load_domain', 'make_rows', 'Taste', 'make_reviews', 'make_domain', 'write_domain', 'sample_card',
            'sample_folder', 'load_domain_set', 'regime']
 
-# %% ../../nbs/d2d/15_sample.ipynb #4658f5fc
+# %% ../../nbs/d2d/15_sample.ipynb #e6fa5acd
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ from .catalog import Catalog, Item
 from .index import CatalogIndex
 from .shoppers import Shopper, ShoppingSet, describe_by_rule, load_wording, read_shopping_set
 
-# %% ../../nbs/d2d/15_sample.ipynb #e1f678e5
+# %% ../../nbs/d2d/15_sample.ipynb #e7bcb779
 DOMAINS = ("electronics", "home_kitchen", "sports_outdoors")
 
 
@@ -54,12 +54,14 @@ def load_domain(
             raise CdrError(f"{path}: attribute {attribute!r} needs a share above 0 and two or more texts as values")
     return {**domain, "phrases": phrases}
 
-# %% ../../nbs/d2d/15_sample.ipynb #ee454236
-_SPELLINGS = {"in": ["{} in", "{} inches", '{}"', "{}-Inch"], "lb": ["{} lb", "{} pounds", "{} lbs"], "h": ["{} h", "{} hours", "{} hrs"],
-              "l": ["{} L", "{} liters", "{}L"], "mm": ["{} mm", "{}mm", "{} millimeters"], "qt": ["{} qt", "{} quarts", "{}-Quart"],
+# %% ../../nbs/d2d/15_sample.ipynb #9b941d2d
+_SPELLINGS = {"in": ["{} in", "{} inches", '{}"', "{}-Inch"], "lb": ["{} lb", "{} pounds", "{} lbs"],
+              "h": ["{} h", "{} hours", "{} hrs"],
+              "l": ["{} L", "{} liters", "{}L"], "mm": ["{} mm", "{}mm", "{} millimeters"],
+              "qt": ["{} qt", "{} quarts", "{}-Quart"],
               "hz": ["{} Hz", "{}Hz"]}
-_TEXT_OF_PRICE = (("${low:,.2f}", 0.78), ("{low:.2f}", 0.06), ("from {low:.2f}", 0.04), ("${low:.2f} - ${high:.2f}", 0.04), (None, 0.06),
-                  ("\u2014", 0.02))
+_TEXT_OF_PRICE = (("${low:,.2f}", 0.78), ("{low:.2f}", 0.06), ("from {low:.2f}", 0.04), ("${low:.2f} - ${high:.2f}", 0.04),
+                  (None, 0.06), ("\u2014", 0.02))
 
 
 def _pick(rng: np.random.Generator, options: Sequence, skew: float = 0.0, size: int | None = None) -> Any:
@@ -100,7 +102,8 @@ def make_rows(
                   if rng.random() < how["present"]}
         extra = [value for name, value in values.items() if name in ("material", "special feature", "style")]
         while True:
-            model = f"{_pick(rng, phrases['models']['first'])}{_pick(rng, phrases['models']['second'])} {int(rng.integers(2, 99)) * 10}"
+            syllables = [_pick(rng, phrases["models"][part]) for part in ("first", "second")]
+            model = f"{''.join(syllables)} {int(rng.integers(2, 99)) * 10}"
             title = _pick(rng, phrases["titles"]).format(
                 brand=brand, model=model, kind=kind.title(), extra=_pick(rng, extra).title() if extra else "",
                 color=values.get("color", "").title())
@@ -123,7 +126,7 @@ def make_rows(
             "categories": [], "details": details, "parent_asin": f"B0{domain['letter']}{seed % 10}{number:05d}"})
     return rows
 
-# %% ../../nbs/d2d/15_sample.ipynb #7f00691d
+# %% ../../nbs/d2d/15_sample.ipynb #02a1ed13
 class Taste(NamedTuple):
     "What a user tends to buy and to like."
 
@@ -188,7 +191,8 @@ def make_reviews(
     return reviews
 
 
-def _shoppers(domain: Mapping[str, Any], catalog: Catalog, reviews: Sequence[Review], groups: Sequence[str], seed: int) -> list[Shopper]:
+def _shoppers(domain: Mapping[str, Any], catalog: Catalog, reviews: Sequence[Review], groups: Sequence[str],
+              seed: int) -> list[Shopper]:
     wording, phrases, shoppers = load_wording(), domain["phrases"], []
     by_user: dict[str, list[Review]] = {}
     for review in reviews:
@@ -224,7 +228,7 @@ def make_domain(
     "A sample shop; the same seed gives the same shop."
     return _parts(name, seed, n_items, n_users)[1]
 
-# %% ../../nbs/d2d/15_sample.ipynb #9987c10d
+# %% ../../nbs/d2d/15_sample.ipynb #278b6b8a
 def write_domain(
     name: str,
     folder: str | Path,
@@ -259,7 +263,7 @@ def load_domain_set(name: str) -> ShoppingSet:
     "A sample shop as it lies in the repository."
     return read_shopping_set(sample_folder(name), load_domain(name)["title"])
 
-# %% ../../nbs/d2d/15_sample.ipynb #681752ee
+# %% ../../nbs/d2d/15_sample.ipynb #7bdf58f5
 def regime(
     shopping_set: ShoppingSet,
     index: CatalogIndex,  # with an encoder

@@ -8,7 +8,7 @@ __all__ = ['BRAND_NAMES', 'MODEL_NAMES', 'KIND_NAMES', 'Shopper', 'ShoppingSet',
            'profile_by_rule', 'describe_by_rule', 'shoppers_from', 'shoppers_for', 'ShopperText', 'Described',
            'describe_by_llm']
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #4a35f853
+# %% ../../nbs/d2d/03_shoppers.ipynb #7402cfb1
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ from ..core.tables import html_cell
 from .amazon import Review, Selection, read_amazon_items, read_amazon_reviews, row_of_item
 from .catalog import Catalog, Item, normalise_value, numeric_value
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #aafcce24
+# %% ../../nbs/d2d/03_shoppers.ipynb #90e621d5
 @dataclass(frozen=True)
 class Shopper:
     "A simulated user: what is looked for (never shown to an assistant), and how the search begins."
@@ -127,7 +127,7 @@ class ShoppingSet:
     def _repr_html_(self) -> str:
         return f"<p><b>{html_cell(self.name)}</b>: {len(self.shoppers):,} shoppers</p>{self.catalog._repr_html_()}"
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #27c1c30e
+# %% ../../nbs/d2d/03_shoppers.ipynb #19d57e30
 def write_shopping_set(
     shopping_set: ShoppingSet,
     folder: str | Path,
@@ -179,7 +179,7 @@ def read_shopping_set(
         raise CdrError(f"{folder}: {'; '.join(f'{counts[what]} {what}' for what in bad)}")
     return ShoppingSet(name, Catalog(name, items), tuple(shoppers), tuple(reviews), dict(+counts))
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #c54e8bb6
+# %% ../../nbs/d2d/03_shoppers.ipynb #64b06147
 BRAND_NAMES = ("brand", "manufacturer", "maker", "store", "author", "publisher", "vendor")
 MODEL_NAMES = ("model number", "model name", "model", "part number", "series", "sku", "asin", "upc", "ean", "id", "product id")
 KIND_NAMES = ("product type", "product category", "category", "type")
@@ -276,7 +276,7 @@ def identifying(
         leaks.append(Leak("combination", "; ".join(f"{name}: {value}" for name, value in sorted(pairs.items())), None))
     return leaks
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #cdcf3e1f
+# %% ../../nbs/d2d/03_shoppers.ipynb #91588a8e
 def load_wording(
     path: str | Path | None = None,  # None: `data/templates/shoppers/wording.yaml`
 ) -> dict[str, Any]:
@@ -439,11 +439,12 @@ def shoppers_for(
     filled = (catalog.codes >= 0).sum(axis=1) if catalog.attributes else np.zeros(len(catalog))
     rows = np.flatnonzero(filled >= np.median(filled))
     chosen = np.sort(np.random.default_rng(seed).permutation(rows)[:n])
-    shoppers = [describe_by_rule(f"shopper-{number:03d}", catalog.items[row], catalog, seed=seed, at_least=at_least, wording=wording)
+    shoppers = [describe_by_rule(f"shopper-{number:03d}", catalog.items[row], catalog, seed=seed, at_least=at_least,
+                                 wording=wording)
                 for number, row in enumerate(chosen, 1)]
     return ShoppingSet(catalog.name, catalog, tuple(shoppers))
 
-# %% ../../nbs/d2d/03_shoppers.ipynb #f6390b36
+# %% ../../nbs/d2d/03_shoppers.ipynb #ac9006ce
 class ShopperText(BaseModel):
     "What a model writes about a shopper."
 
