@@ -87,7 +87,7 @@ def make_rows(
     domain: Mapping[str, Any],  # see `load_domain`
     n_items: int = 700,
     seed: int = 0,
-    skew: float = 0.7,  # how much more frequent the first values are
+    skew: float = 0.8,  # how much more frequent the first values are, where an attribute has no skew of its own
 ) -> list[dict[str, Any]]:
     "Metadata rows of invented products, in the form of the Amazon corpus."
     rng = np.random.default_rng([seed, 1, *domain["title"].encode()])
@@ -98,7 +98,7 @@ def make_rows(
         group, kind = kinds[number % len(kinds)]
         content = domain["groups"][group]
         brand = _pick(rng, domain["brands"], skew)
-        values = {name: _pick(rng, how["values"], skew) for name, how in (domain["attributes"] | content["attributes"]).items()
+        values = {name: _pick(rng, how["values"], how.get("skew", skew)) for name, how in (domain["attributes"] | content["attributes"]).items()
                   if rng.random() < how["present"]}
         extra = [value for name, value in values.items() if name in ("material", "special feature", "style")]
         while True:
