@@ -63,6 +63,15 @@ def test_what_is_no_price_is_none_and_within_no_budget(text):
     assert within_budget(parse_price(text), 1e9) is None
 
 
+@pytest.mark.parametrize("text", ["$" + "9" * 400, "9" * 5000, "." * 100_000, "1 " * 50_000, "$" * 50_000])
+def test_a_hostile_price_is_none_and_soon(text):
+    assert parse_price(text) is None
+
+
+def test_an_invisible_mark_does_not_hide_a_price():
+    assert parse_price("\u200e$12.99").low == 12.99
+
+
 def test_budgets():
     assert within_budget(Price(10, 30), 30) == "yes"
     assert within_budget(Price(10, 30), 9.99) == "no"
@@ -100,6 +109,19 @@ def test_values_that_are_not_one():
     assert numeric_value("1 kg") == numeric_value("1000 g")
     assert numeric_value("10 x 20 in") is None and numeric_value("red") is None
     assert [normalise_name(name) for name in ("Item Weight", "item_weight", "ItemWeight", "Weight:")] == ["weight"] * 4
+
+
+def test_a_leading_point_or_sign_belongs_to_the_number():
+    assert normalise_value(".5 in") == normalise_value("0.5 inches") == "0.5 in"
+    assert normalise_value(" . red.") == "red"
+    assert numeric_value("-20 \u00b0c") == numeric_value("\u221220 \u00b0c") == (-20, "\u00b0c") and numeric_value("20 \u00b0c") == (20, "\u00b0c")
+
+
+def test_hostile_values_end_in_text_or_nothing():
+    for text in ("9" * 400 + " in", "9" * 5000 + "/2 in", "9" * 400, "1/0 in"):
+        value = normalise_value(text)
+        assert value and "inf" not in value and numeric_value(value) is None
+    assert normalise_value("\u200b") == normalise_name("\u200b") == ""
 
 
 @given(st.one_of(st.text(max_size=30), st.text("0123456789 .,/-'\"inchlbmgkx", max_size=12)))
@@ -245,6 +267,23 @@ def test_empty_fields_of_the_corpus_leave_no_trace(field, value):
     text = item.document()
     assert not any(part in text for part in ("[]", "None", "nan", "{"))
     assert item_of_row(row_of_item(item), curated=True) == item
+
+
+def test_one_bad_row_of_metadata_does_not_end_the_reading(tmp_path):
+    rows = [{"parent_asin": " B1 ", "title": "T", "average_rating": 0},
+            {"parent_asin": "B2", "title": "\u200b"}, {"parent_asin": "\u200b", "title": "T"},
+            {"parent_asin": "B3", "title": "T", "details": {"Color": "\u200b", "\u200b": "red"}},
+            {"parent_asin": "B4", "title": "T", "price": "$" + "9" * 400, "details": {"Size": "9" * 5000 + "/2 in"},
+             "categories": [["Home", "Kettles"]]}]
+    path = tmp_path / "m.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    counts: Counter = Counter()
+    items = read_amazon_items(path, counts=counts)
+    assert [item.id for item in items] == ["B1", "B3", "B4"] and counts["metadata without id or title"] == 2
+    assert [(item.rating, item.n_reviews, item.price) for item in items] == [(None, 0, None)] * 3
+    assert items[1].attributes == {} and items[2].attributes["product type"] == "kettles"
+    endless = item_of_row({"parent_asin": "B", "title": "T", "average_rating": float("inf"), "rating_number": float("inf")})
+    assert endless.rating is None and endless.n_reviews == 0
 
 
 def test_files_are_pinned_to_a_commit():

@@ -25,6 +25,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from ..core.config import CdrError, atomic_path
+from ..core.conversation import is_blank
 from ..core.records import existing_file, json_lines
 from .catalog import Catalog, Item, normalise_name, normalise_value, parse_price, same_quantities
 
@@ -101,8 +102,21 @@ def clean_text(value: Any) -> str:
 
 
 def _texts(value: Any) -> list[str]:
-    values = value if isinstance(value, (list, tuple)) else [value]
-    return [text for part in values if (text := clean_text(part))]
+    if isinstance(value, (list, tuple)):
+        return [text for part in value for text in _texts(part)]
+    return [text] if (text := clean_text(value)) else []
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and np.isfinite(value) else None
+
+
+def _stars(value: Any) -> float | None:
+    return number if (number := _number(value)) is not None and 1 <= number <= 5 else None
+
+
+def _parent(row: Mapping[str, Any]) -> str:
+    return str(row.get("parent_asin") or "").strip()
 
 
 def _details(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -151,10 +165,8 @@ def item_of_row(
         add("product type", categories[-1])
     if store := clean_text(row.get("store")):
         add("brand", store)
-    stars, count = row.get("average_rating"), row.get("rating_number")
-    return Item(clean_text(row.get("parent_asin")), clean_text(row.get("title")), attributes, "\n".join(dict.fromkeys(lines)),
-                parse_price(row.get("price")), float(stars) if isinstance(stars, (int, float)) and stars == stars else None,
-                int(count) if isinstance(count, (int, float)) and count == count else 0)
+    return Item(_parent(row), clean_text(row.get("title")), attributes, "\n".join(dict.fromkeys(lines)),
+                parse_price(row.get("price")), _stars(row.get("average_rating")), int(_number(row.get("rating_number")) or 0))
 
 
 def row_of_item(item: Item) -> dict[str, Any]:
@@ -186,13 +198,8 @@ class Review:
                 "parent_asin": self.item, "user_id": self.user, "timestamp": self.time}
 
 
-def _stars(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value <= 5 else None
-
-
 def _time(row: Mapping[str, Any]) -> int:
-    value = row.get("timestamp", row.get("sort_timestamp"))
-    return int(value) if isinstance(value, (int, float)) and value == value else 0
+    return int(_number(row.get("timestamp", row.get("sort_timestamp"))) or 0)
 
 
 def _lines_of(path: str | Path, counts: Counter, progress: bool) -> Iterator[Mapping[str, Any]]:
@@ -208,7 +215,7 @@ def _lines_of(path: str | Path, counts: Counter, progress: bool) -> Iterator[Map
 
 
 def _product(row: Mapping[str, Any]) -> str:
-    return str(row.get("parent_asin") or row.get("asin") or "")
+    return _parent(row) or str(row.get("asin") or "").strip()
 
 
 def _row_key(row: Mapping[str, Any]) -> int:
@@ -228,8 +235,8 @@ def read_amazon_items(
     wanted = None if keep is None else set(keep)
     items: dict[str, Item] = {}
     for row in _lines_of(path, counts, progress):
-        id = str(row.get("parent_asin") or "")
-        if not id or not clean_text(row.get("title")):
+        id = _parent(row)
+        if is_blank(id) or is_blank(clean_text(row.get("title"))):
             counts["metadata without id or title"] += 1
         elif wanted is not None and id not in wanted:
             continue
@@ -354,7 +361,7 @@ def select_amazon(
     "The construction of section 5.1 from the two files of a category."
     counts: Counter = Counter()
     known = dict.fromkeys(id for row in _lines_of(meta, Counter(), progress)
-                          if (id := str(row.get("parent_asin") or "")) and clean_text(row.get("title")))
+                          if not is_blank(id := _parent(row)) and not is_blank(clean_text(row.get("title"))))
     counts["products with metadata"] = len(known)
     per_item = review_counts(reviews, known, counts, progress)
     top = sorted((id for id in known if per_item[id]), key=lambda id: (-per_item[id], id))[:n_items]

@@ -39,6 +39,8 @@ def _amount(
     comma_decimal: bool = False,  # 1.299 is read as 1299
 ) -> float | None:  # None: no reading is right
     "The value of a number with or without thousands marks."
+    if len(digits) > 40:  # no amount; far more digits would be infinite
+        return None
     digits = re.sub("[ \u00a0\u202f'\u2019]", "", digits)
     signs = set(re.findall("[.,]", digits))
     if len(signs) == 2:
@@ -111,7 +113,9 @@ def parse_price(
         return Price(amount, amount, None, str(value)) if np.isfinite(amount) and amount > 0 else None
     if not isinstance(value, str):
         return None
-    text = unicodedata.normalize("NFKC", re.sub(r"<[^<>]*>", " ", html.unescape(value))).casefold()
+    text = unicodedata.normalize("NFKC", re.sub(r"<[^<>]*>|[\u200b-\u200f\ufeff]", " ", html.unescape(value))).casefold()
+    if len(text) > 500:  # a page, not a price
+        return None
     text = re.sub(r"\([^()]*\)|/\s*[^\W\d_.]+\.?", " ", text)  # ($0.54 / ounce), / unit
     text = re.sub(r"\b([a-z]{1,2}) \$", r"\1$", text)  # US $5
     text = re.sub(r"([.,])\s*[-\u2013\u2014]+(?=\D*$)", " ", text).replace("up to", "upto")  # 19,-
@@ -230,13 +234,15 @@ def normalise_name(name: str) -> str:
     "The name of an attribute as the catalogue knows it: lower case, words apart, one of its synonyms."
     words = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
     words = _plain(re.sub(r"[_\u200e\u200f]", " ", words)).strip(" :;.-\u2022")
-    return _ATTRIBUTES.get(words, words)
+    return "" if is_blank(words) else _ATTRIBUTES.get(words, words)
 
 
 def _quantity(match: re.Match) -> tuple[float, str] | None:
     "Number and canonical unit of what `_QUANTITY` found."
     number, unit = match["number"], _SPELLING[re.sub("[ .-]+", " ", match["unit"])]
-    if "/" in number:
+    if len(number) > 40:
+        amount = None
+    elif "/" in number:
         top, bottom = map(int, number.split("/"))
         amount = int(match["whole"] or 0) + top / bottom if bottom else None
     else:
@@ -251,9 +257,11 @@ def _respell(match: re.Match) -> str:
 
 @lru_cache(1 << 16)
 def _normalise_text(value: str) -> str:
-    text = _WORD_FORMS.sub(lambda match: _WORDS[match[0]], _plain(value)).strip(" :;,.\u2022\u200e\u200f")
+    text = _WORD_FORMS.sub(lambda match: _WORDS[match[0]], _plain(value))
+    # The point of ".5 in" is no punctuation.
+    text = re.sub(r"^(?:[ :;,\u2022\u200e\u200f]|\.(?!\d))+", "", text).rstrip(" :;,.\u2022\u200e\u200f")
     text = _QUANTITY.sub(_respell, text)
-    return "" if text in _MISSING else _VALUES.get(text, text)
+    return "" if text in _MISSING or is_blank(text) else _VALUES.get(text, text)
 
 
 def normalise_value(
@@ -285,7 +293,8 @@ def numeric_value(
         if quantity is None:
             return None
         _, base, factor = _UNITS[quantity[1]]
-        return round(quantity[0] * factor, 6), base
+        sign = -1 if text[:found[0].start()].strip() in ("-", "\u2212") else 1
+        return sign * round(quantity[0] * factor, 6), base
     if re.fullmatch(_NUMBER, text) and (amount := _amount(text)) is not None:
         return amount, ""
     return None
