@@ -169,6 +169,70 @@ def test_a_model_that_names_the_target_is_asked_again_and_then_an_error():
         assert "refused" in user(server).reply(Response("Well?"), dialogue).error
 
 
+@pytest.mark.parametrize("id, title, heard, said", [
+    ("14", "Kettle K2", "Well?", "14 in would be right."),  # an id that is also a fact
+    ("k2", "Water bottle", "Well?", "Just a water bottle."),  # the title is the kind of product
+    ("k", "Kettle K2", "Well?", "Black, like the last one."),  # letters inside words
+    ("k2", "Kettle K2", "Kettle K1, or Kettle K2?", "Kettle K2 comes closer.")])  # the assistant has said it
+def test_what_the_shopper_may_say_does_not_name_the_target(id, title, heard, said):
+    shop = Catalog("c", [Item(id, title, {"size": "14 in", "product type": "water bottle"}), Item("k1", "Kettle K1", {})])
+    shopper = Shopper("s", id, "something for water", ("keeps warm",))
+    with FakeLLM([said, "Never asked."]) as server:
+        user = LlmUser(LLM("m", base_url=server.base_url), shopper, Target(shop, id))
+        reply = user.reply(Response(heard), [Turn("user", shopper.query), Turn("assistant", heard)])
+        assert (reply.text, reply.error, len(server.requests)) == (said, None, 1)
+
+
+def test_trials_of_a_model_are_samples_of_their_own(tmp_path):
+    "Answers kept in a replay file must not make the second trial a copy of the first."
+    numbers = itertools.count()
+    with FakeLLM(lambda request: f"Hm, let me think, {next(numbers)}.") as server:
+        llm = LLM("m", base_url=server.base_url, cache=tmp_path / "replay.jsonl")
+        sessions = simulate(ShoppingSet("one", SHOP, [CROWD.shoppers[7]]), {"one": Shows(ask=False)}, user=llm, trials=2, max_turns=4, progress=False,
+                            patience=PatienceConfig(lambda_r=0, lambda_c=0))
+    said = [[turn["user"] for turn in record["turns"][1:]] for record in sessions]
+    assert len(said[0]) == len(said[1]) == 3 and not set(said[0]) & set(said[1])
+
+
+@pytest.mark.parametrize("side", ["assistant", "judge", "user"])
+def test_an_error_raised_in_mid_session_keeps_the_turns_before_it(side):
+    shopper, used = CROWD.shoppers[3], Usage(prompt_tokens=5, completion_tokens=2, total_tokens=7, attempts=1)
+    calls = {"assistant": 0, "judge": 0, "user": 0}
+
+    def tick(name):
+        calls[name] += 1
+        if side == name and calls[name] == 2:
+            raise CdrError("gone")
+
+    class Breaks:
+        name, max_turns = "breaks", None
+
+        def start(self, query, seed):
+            return self
+
+        def respond(self, dialogue):
+            tick("assistant")
+            return Response("Well?", usage=used)
+
+    class Says(ScriptedUser):
+        def reply(self, response, dialogue):
+            tick("user")
+            return UserReply(f"Hm {calls['user']}", used)
+
+    target = Target(SHOP, shopper.target)
+    patience = PatienceJudge(target)
+
+    def judge(response):
+        tick("judge")
+        return patience(response)
+
+    record = run_session("breaks", Breaks(), shopper, target, Says(shopper, target), judge)
+    assert record["stop"] == "error" and record["error"] == "CdrError: gone"
+    assert len(record["turns"]) == (1 if side == "assistant" else 2)
+    spent = sum(sum(pair) for turn in record["turns"] for pair in turn["tokens"].values()) + sum(record["unread_tokens"])
+    assert spent == 7 * (calls["assistant"] + calls["user"] - (side != "judge"))
+
+
 def test_scripted_replies_are_true_complete_and_never_name_the_target():
     for shopper, seed in itertools.product(CROWD.shoppers, range(6)):
         target, item = Target(SHOP, shopper.target), SHOP.item(shopper.target)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,10 @@ def converse(
     max_turns: int = 15,  # turns of the assistant
     repeat_guard: int | None = None,  # equal user turns in a row that end the conversation, at least 2
 ) -> Talk:
-    "Let two sides talk until one of `STOPS`; `reply` is not called after the last turn of the assistant."
+    """Let two sides talk until one of `STOPS`; `reply` is not called after the last turn of the assistant.
+
+    A `CdrError` of either side ends the talk as an error, with all turns before it; any other exception is raised.
+    """
     if max_turns < 1:
         raise CdrError(f"converse: max_turns is {max_turns}, at least one turn is needed")
     if repeat_guard is not None and repeat_guard < 2:
@@ -92,32 +95,34 @@ def converse(
     def talk(stop: str, accepted: str | None = None, error: str | None = None, unread: Any = None) -> Talk:
         return Talk(tuple(dialogue), tuple(exchanges), stop, accepted, error, unread)
 
-    while True:
-        response = respond(tuple(dialogue))
-        last = Exchange(dialogue[-1].text, response, None, usage)
-        if response.error:
-            exchanges.append(last)
-            return talk("error", error=response.error)
-        dialogue.append(Turn("assistant", response.text))
-        if accepted := accepts(response):
-            exchanges.append(last)
-            return talk("success", accepted)
-        judgement = judge(response)
-        exchanges.append(Exchange(last.user, response, judgement, usage))
-        if judgement.error:
-            return talk("error", error=judgement.error)
-        if judgement.step and judgement.step.left:
-            return talk("abandoned")
-        if len(exchanges) == max_turns:
-            return talk("max_turns")
-        answer = reply(response, tuple(dialogue))
-        if answer.error:
-            return talk("error", error=answer.error, unread=answer.usage)
-        dialogue.append(Turn("user", answer.text))
-        said.append(_folded(answer.text))
-        if repeat_guard and len(said) >= repeat_guard and len(set(said[-repeat_guard:])) == 1:
-            return talk("repetition", unread=answer.usage)
-        usage = answer.usage
+    try:
+        while True:
+            response = respond(tuple(dialogue))
+            exchanges.append(Exchange(dialogue[-1].text, response, None, usage))
+            if response.error:
+                return talk("error", error=response.error)
+            dialogue.append(Turn("assistant", response.text))
+            if accepted := accepts(response):
+                return talk("success", accepted)
+            judgement = judge(response)
+            exchanges[-1] = replace(exchanges[-1], judgement=judgement)
+            if judgement.error:
+                return talk("error", error=judgement.error)
+            if judgement.step and judgement.step.left:
+                return talk("abandoned")
+            if len(exchanges) == max_turns:
+                return talk("max_turns")
+            answer = reply(response, tuple(dialogue))
+            if answer.error:
+                return talk("error", error=answer.error, unread=answer.usage)
+            dialogue.append(Turn("user", answer.text))
+            said.append(_folded(answer.text))
+            usage = answer.usage
+            if repeat_guard and len(said) >= repeat_guard and len(set(said[-repeat_guard:])) == 1:
+                return talk("repetition", unread=usage)
+    except CdrError as problem:
+        unanswered = len(dialogue) > 2 * len(exchanges)
+        return talk("error", error=f"{type(problem).__name__}: {problem}", unread=usage if unanswered else None)
 
 
 def _folded(text: str) -> str:
@@ -165,17 +170,11 @@ def _tokens(usage: Any) -> list[int]:  # input, output
     return [usage.prompt_tokens, usage.completion_tokens] if usage is not None else [0, 0]
 
 
-def _asked(response: Response) -> dict | None:
-    if response.asked is None:
-        return None
-    return {"kind": response.asked.kind, "attributes": list(response.asked.attributes),
-            "values": list(response.asked.values), "items": list(response.asked.items)}
-
-
 def _turn(exchange: Exchange, target: Target) -> dict:
     response, judgement = exchange.response, exchange.judgement
     return {"user": exchange.user, "assistant": response.text, "items": list(response.items),
-            "relevance": [round(value, 6) for value in target.relevance(response.items)], "asked": _asked(response),
+            "relevance": [round(value, 6) for value in target.relevance(response.items)],
+            "asked": response.asked.to_dict() if response.asked else None,
             "explanation": response.explanation,
             "patience": judgement.step.to_dict() if judgement and judgement.step else None,
             "tokens": {"assistant": _tokens(response.usage), "user": _tokens(exchange.user_usage),
@@ -206,14 +205,13 @@ def run_session(
     source: str = "",  # name of the shopping set
 ) -> dict:
     "One shopper talks to one assistant. A `CdrError` ends the session as an error; any other exception is raised."
-    error = None
+    query, limit = user.first_query(), min(max_turns, assistant.max_turns or max_turns)
     try:
-        session = assistant.start(user.first_query(), seed)
-        limit = min(max_turns, assistant.max_turns or max_turns)
-        talk = converse(user.first_query(), session.respond, user.reply, user.accepts, judge, limit, repeat_guard)
+        session = assistant.start(query, seed)
     except CdrError as problem:
-        error = f"{type(problem).__name__}: {problem}"
-        talk = Talk((Turn("user", user.first_query()),), (), "error", error=error)
+        talk = Talk((Turn("user", query),), (), "error", error=f"{type(problem).__name__}: {problem}")
+    else:
+        talk = converse(query, session.respond, user.reply, user.accepts, judge, limit, repeat_guard)
     last = talk.exchanges[-1].response.items if talk.exchanges else ()
     rank = last.index(talk.accepted) + 1 if talk.accepted else None
     # An opening or a reply that no answer followed.
@@ -413,10 +411,10 @@ def assistant_settings(assistant: Assistant) -> dict[str, Any]:
     return found
 
 
-def _user_of(user: Any, shopper: Shopper, target: Target, seed: int) -> User:
+def _user_of(user: Any, shopper: Shopper, target: Target, seed: int, trial: int) -> User:
     if user == "scripted":
         return ScriptedUser(shopper, target, seed)
-    return user(shopper, target, seed) if callable(user) else LlmUser(user, shopper, target)
+    return user(shopper, target, seed) if callable(user) else LlmUser(user, shopper, target, trial=trial)
 
 
 def _name_of(user: Any) -> str:
@@ -474,7 +472,7 @@ def simulate(
         if shopper.target not in targets:
             targets[shopper.target] = Target(shopping_set.catalog, shopper.target)
         target = targets[shopper.target]
-        return run_session(method, assistants[method], shopper, target, _user_of(user, shopper, target, own),
+        return run_session(method, assistants[method], shopper, target, _user_of(user, shopper, target, own, trial),
                            PatienceJudge(target, config, rate), trial, own, max_turns, repeat_guard, slots, source)
 
     wanted = [(source, method, id, trial) for method in assistants for id in shoppers for trial in range(trials)]

@@ -6,6 +6,7 @@
 __all__ = ['Target', 'UserReply', 'User', 'Answer', 'true_answers', 'load_replies', 'ScriptedUser', 'user_view', 'LlmUser']
 
 # %% ../../nbs/d2d/10_users.ipynb #bc7044f5
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -245,16 +246,20 @@ class LlmUser(_Shopping):
         target: Target,
         grounded: bool = True,  # tell the model the true answer to each question
         max_tokens: int = 160,
+        trial: int = 0,  # of repeated sessions: each asks for samples of its own
     ):
         from cdr_lib.core.prompts import load_prompt
 
         super().__init__(shopper, target)
-        self.llm, self.grounded, self.max_tokens = llm, grounded, max_tokens
+        self.llm, self.grounded, self.max_tokens, self.trial = llm, grounded, max_tokens, trial
         self._prompt = load_prompt("d2d/user")
 
-    def _names_target(self, text: str) -> bool:
-        lowered = text.casefold()
-        return self.target.id.casefold() in lowered or self.target.item.title.casefold() in lowered
+    def _names_target(self, text: str, heard: Sequence[str]) -> bool:
+        "Whether a text gives the id or the title away, unless it is a fact, a wish, or what was said before."
+        item = self.target.item
+        known = "\n".join([self.shopper.query, *self.shopper.description, *item.attributes.values(), *heard]).casefold()
+        names = [rf"(?<!\w){re.escape(name.casefold())}(?!\w)" for name in (item.id, item.title)]
+        return any(re.search(name, text.casefold()) and not re.search(name, known) for name in names)
 
     def reply(
         self,
@@ -262,16 +267,17 @@ class LlmUser(_Shopping):
         dialogue: Sequence[Turn],  # ends with the assistant's turn
     ) -> UserReply:
         "Ask the model for the next message."
-        truth = "; ".join(map(str, true_answers(response.asked, self.target))) if self.grounded else ""
+        truth = "; ".join(map(str, true_answers(response.asked, self.target)))
         instructions = self._prompt.render(
             profile=self.shopper.profile, scenario=self.shopper.scenario, description=self.shopper.description,
-            facts=list(self.target.item.attributes.items()), truth=truth)
-        usage = None
-        for sample in range(2):
-            reply = self.llm.chat(user_view(instructions, dialogue), sample=sample, max_tokens=self.max_tokens)
+            facts=list(self.target.item.attributes.items()), truth=truth if self.grounded else "")
+        usage, heard = None, [truth, *(turn.text for turn in dialogue)]
+        for attempt in range(2):
+            reply = self.llm.chat(user_view(instructions, dialogue), sample=2 * self.trial + attempt,
+                                  max_tokens=self.max_tokens)
             usage = reply.usage if usage is None else usage + reply.usage
             if not reply.ok:
                 return UserReply("", usage, f"user: {reply.status}: {reply.reason}")
-            if not self._names_target(reply.text):
+            if not self._names_target(reply.text, heard):
                 return UserReply(reply.text.strip(), usage)
         return UserReply("", usage, "user: the model named the target twice")
