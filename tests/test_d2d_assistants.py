@@ -70,6 +70,8 @@ def table(space, done, attribute):
     ("at least 16 oz", "weight", ["1 lb", "600 g"], ["250 g", "300 g", "0.4 kg"]),
     ("450 g or more", "weight", ["1 lb", "600 g"], ["250 g", "300 g", "0.4 kg"]),
     ("between 260 and 420 g", "weight", ["300 g", "0.4 kg"], ["1 lb", "250 g", "600 g"]),
+    ("260 to 420 g", "weight", ["300 g", "0.4 kg"], ["1 lb", "250 g", "600 g"]),
+    ("260 g to 0.42 kg would do", "weight", ["300 g", "0.4 kg"], ["1 lb", "250 g", "600 g"]),
     ("from 260 g to 420 g", "weight", ["300 g", "0.4 kg"], ["1 lb", "250 g", "600 g"]),
     ("not over 0.3 kg", "weight", ["250 g", "300 g"], ["1 lb", "0.4 kg", "600 g"]),
     ("Yes, it should be waterproof", "waterproof", ["yes"], ["no"]),
@@ -120,6 +122,13 @@ def test_two_attributes_in_one_answer(space, text, expected):
 def test_nothing_is_learned_from_nothing(space, text):
     done = read(space, text, "color")
     assert done.error is None and table(space, done, "color") == {}
+
+
+def test_a_value_that_is_a_range_is_a_value():
+    age = Catalog("c", [Item(str(n), "x", {"age": value, "span": f"{n + 2} month"}) for n, value in enumerate(["6 to 8 months", "8 to 9 months"])])
+    ages = Space.of(age, [0, 1], [1, 0.5])
+    done = RuleElicitor().update(ages, Preferences.start(ages), "6 to 8 months", (), Question("attribute", (ages.attribute("age"),)))
+    assert done.understood == ("age: 6 to 8 months",)
 
 
 def test_unasked_words_are_believed_less(space):

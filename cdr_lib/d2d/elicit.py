@@ -153,6 +153,7 @@ class _Lexicon:
             self.numbers.append([numeric_value(value) for value in values])
             starts = [re.match(r"\d+(?:\.\d+)?", value) for value in values]
             self.leading.append([float(start[0]) if start else None for start in starts])
+        self.ranges = [words for words in self.values if "to" in words and words[0][0].isdigit()]
         self.columns = {name: column for column, name in enumerate(catalog.attributes)}
         self.longest = min(8, max(map(len, (*self.values, *self.names)), default=0))
 
@@ -207,6 +208,20 @@ def _quantity_at(words: _Words, at: int) -> tuple[int, float, str] | None:
     return (at + 1, *bare) if bare else None
 
 
+def _range_at(words: _Words, at: int) -> tuple[int, tuple[float, ...], str] | None:
+    "(end, amounts in the base unit, unit) of two numbers, the first of which may leave the unit to the second."
+    if (first := _quantity_at(words, at)) is None:
+        return None
+    stop, amount, unit = first
+    other = next((k for k in range(stop, min(stop + 3, len(words.raw))) if words.raw[k][0].isdigit()), None)
+    second = _quantity_at(words, other) if other is not None else None
+    if second is None or unit not in ("", second[2]):
+        return None
+    if second[2] != unit and (scaled := numeric_value(f"{words.raw[at]} {words.raw[second[0] - 1]}")):
+        amount = scaled[0]
+    return second[0], tuple(sorted((amount, second[1]))), second[2]
+
+
 def _spans(words: _Words, lexicon: _Lexicon) -> list[_Span]:
     "Names, values and quantities from left to right, longest first, without overlap."
     spans, at, size = [], 0, len(words.raw)
@@ -214,27 +229,21 @@ def _spans(words: _Words, lexicon: _Lexicon) -> list[_Span]:
         # A comparison, at most a filler or two before its number.
         if (relation := _RELATIONS.get(words.raw[at])) is not None:
             number = next((k for k in range(at + 1, min(at + 4, size)) if words.raw[k][0].isdigit()), None)
-            first = _quantity_at(words, number) if number is not None else None
-            if first:
-                stop, amount, unit = first
-                amounts = [amount]
-                if relation == "between":
-                    other = next((k for k in range(stop, min(stop + 3, size)) if words.raw[k][0].isdigit()), None)
-                    second = _quantity_at(words, other) if other is not None else None
-                    if second is None:
-                        at += 1
-                        continue
-                    if second[2] != unit:  # "between 1 and 2 kg"
-                        if unit:
-                            at += 1
-                            continue
-                        scaled = numeric_value(f"{words.raw[number]} {words.raw[second[0] - 1]}")
-                        amounts = [scaled[0]] if scaled else amounts
-                    stop, unit = second[0], second[2]
-                    amounts = sorted([*amounts, second[1]])
-                spans.append(_Span(at, stop, quantity=(relation, tuple(amounts), unit)))
+            if number is not None and relation == "between":
+                found = _range_at(words, number)
+            else:
+                found = _quantity_at(words, number) if number is not None else None
+            if found:
+                stop, amounts, unit = found
+                spans.append(_Span(at, stop, quantity=(relation, amounts if relation == "between" else (amounts,), unit)))
                 at = stop
                 continue
+        # "2 to 3 l", unless that is a value itself.
+        if words.raw[at][0].isdigit() and (found := _range_at(words, at)) and found[2] and "to" in words.raw[at:found[0]] \
+                and not any(value[:found[0] - at] == words.stems[at:found[0]] for value in lexicon.ranges):
+            spans.append(_Span(at, found[0], quantity=("between", found[1], found[2])))
+            at = found[0]
+            continue
         # A quantity with a comparison behind it.
         if words.raw[at][0].isdigit() and (found := _quantity_at(words, at)):
             stop, amount, unit = found
