@@ -11,7 +11,7 @@ from cdr_lib.core.encoders import KeywordEncoder
 from cdr_lib.core.llm import LLM
 from cdr_lib.core.prompts import load_prompt
 from cdr_lib.d2d.assistants import ASSISTANTS, D2D, D2DLlm, ListLlm, OneShot, first_retrieval, make_assistants
-from cdr_lib.d2d.catalog import Catalog, Item, parse_price
+from cdr_lib.d2d.catalog import Catalog, Item, normalise_value, parse_price
 from cdr_lib.d2d.elicit import LlmElicitor, RuleElicitor
 from cdr_lib.d2d.index import CatalogIndex
 from cdr_lib.d2d.policy import PolicyConfig, Question, decide
@@ -71,6 +71,9 @@ def table(space, done, attribute):
     ("450 g or more", "weight", ["1 lb", "600 g"], ["250 g", "300 g", "0.4 kg"]),
     ("between 260 and 420 g", "weight", ["300 g", "0.4 kg"], ["1 lb", "250 g", "600 g"]),
     ("260 to 420 g", "weight", ["300 g", "0.4 kg"], ["1 lb", "250 g", "600 g"]),
+    ("260-420 g", "weight", ["300 g", "0.4 kg"], ["1 lb", "250 g", "600 g"]),
+    ("260 \u2013 420 grams", "weight", ["300 g", "0.4 kg"], ["1 lb", "250 g", "600 g"]),
+    ("not 260 to 420 g", "weight", ["1 lb", "250 g", "600 g"], ["300 g", "0.4 kg"]),
     ("260 g to 0.42 kg would do", "weight", ["300 g", "0.4 kg"], ["1 lb", "250 g", "600 g"]),
     ("from 260 g to 420 g", "weight", ["300 g", "0.4 kg"], ["1 lb", "250 g", "600 g"]),
     ("not over 0.3 kg", "weight", ["250 g", "300 g"], ["1 lb", "0.4 kg", "600 g"]),
@@ -124,11 +127,12 @@ def test_nothing_is_learned_from_nothing(space, text):
     assert done.error is None and table(space, done, "color") == {}
 
 
-def test_a_value_that_is_a_range_is_a_value():
-    age = Catalog("c", [Item(str(n), "x", {"age": value, "span": f"{n + 2} month"}) for n, value in enumerate(["6 to 8 months", "8 to 9 months"])])
-    ages = Space.of(age, [0, 1], [1, 0.5])
-    done = RuleElicitor().update(ages, Preferences.start(ages), "6 to 8 months", (), Question("attribute", (ages.attribute("age"),)))
-    assert done.understood == ("age: 6 to 8 months",)
+@pytest.mark.parametrize("value", ["6 to 8 months", "6-8 months", "6-8 months old"])
+def test_a_value_that_is_a_range_is_a_value(value):
+    catalog = Catalog("c", [Item(str(n), "x", {"age": normalise_value(age), "span": f"{n + 2} month"}) for n, age in enumerate([value, "8 to 9 months"])])
+    ages = Space.of(catalog, [0, 1], [1, 0.5])
+    done = RuleElicitor().update(ages, Preferences.start(ages), value, (), Question("attribute", (ages.attribute("age"),)))
+    assert done.understood == (f"age: {normalise_value(value)}",)
 
 
 def test_unasked_words_are_believed_less(space):

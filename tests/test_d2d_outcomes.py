@@ -64,6 +64,12 @@ def test_fewer_than_four_items_score_as_empty_places():
     assert session_ndcg(record(lists=[["a"] * 4 + ["t"]]))[0] == 0  # a fifth place does not exist
 
 
+def test_an_item_listed_twice_gains_once():
+    record = {"target": "t", "ideal": [1.0, 0.5, 0.5, 0.25], "turns": [{"items": ["t"] * 4, "relevance": [1.0] * 4}]}
+    best = 1 + 0.5 / np.log2(3) + 0.5 / 2 + 0.25 / np.log2(5)
+    assert session_ndcg(record) == (1.0, pytest.approx(1 / best))
+
+
 def test_only_the_last_turn_counts_unless_asked():
     two = record(lists=[["t"], []], stop="abandoned")
     assert session_ndcg(two)[0] == 0 and session_ndcg(two, "recommending")[0] == 1
@@ -170,6 +176,12 @@ def test_trajectories_and_wins_count_every_session_once():
         won = [row["stop a"] == "success", row["stop b"] == "success"]
         if "error" not in (row["stop a"], row["stop b"]):
             assert row["outcome"] == {(True, True): "both", (True, False): "only a", (False, True): "only b", (False, False): "neither"}[tuple(won)]
+
+
+def test_a_method_is_not_compared_with_itself():
+    sessions = Sessions([])
+    with pytest.raises(CdrError, match="both sides"):
+        wins_and_losses(sessions, "a", "a")
 
 
 def test_several_sets_stay_apart():

@@ -534,6 +534,41 @@ def test_a_damaged_file_is_an_error_that_names_the_line(tmp_path):
         read_sessions(tmp_path / "..")
 
 
+@pytest.mark.parametrize("line", ["{}", "null", "[1]", '{"set": "x"}'])
+def test_a_line_that_is_no_record_is_named_unless_it_is_torn(tmp_path, line):
+    file = tmp_path / "sessions.jsonl"
+    whole = simulate(CROWD.take(2), {"one": Shows()}, progress=False).save(file).read_bytes()
+    file.write_bytes(line.encode() + b"\n" + whole)
+    with pytest.raises(CdrError, match="line 1: this is not the record of a session"):
+        read_sessions(file)
+    run = tmp_path / "run"
+    simulate(CROWD.take(2), {"one": Shows()}, out=run, progress=False)
+    (run / "sessions.jsonl").rename(run / "sessions.part.jsonl")
+    with open(run / "sessions.part.jsonl", "ab") as part:
+        part.write(line.encode())  # no newline: cut off by the interruption
+    assert simulate(CROWD.take(2), {"one": Shows()}, out=run, progress=False).records == read_sessions(run).records
+
+
+def test_a_wrong_option_is_an_error_before_anything_is_written(tmp_path):
+    for options in ({"repeat_guard": 1}, {"rater": "foo"}, {"patience": "nope"}, {"trials": 0}, {"user": "nobody"}):
+        with pytest.raises(CdrError):
+            simulate(CROWD.take(1), {"one": Shows()}, out=tmp_path / "run", progress=False, **options)
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    with pytest.raises(CdrError, match="not the settings"):
+        simulate(CROWD.take(1), {"one": Shows()}, out=tmp_path / "run", progress=False)
+
+
+def test_half_a_character_of_an_assistant_is_an_error_that_can_be_stored(tmp_path):
+    class Half(Shows):
+        def respond(self, dialogue):
+            return Response("cut \ud83d")
+
+    sessions = simulate(CROWD.take(2), {"half": Half()}, out=tmp_path, progress=False)
+    assert set(sessions.frame().stop) == {"error"} and len(read_sessions(tmp_path)) == 2
+
+
 def test_two_simulations_cannot_write_to_one_folder(tmp_path):
     begun = threading.Event()
 

@@ -90,6 +90,7 @@ _MARKS = [(re.compile(pattern), mark) for pattern, mark in (
      r"\bno(?= (?!(?:when|would|for|as|is|will|on|instead)\b)\w)",
      " \xabnot\xbb "),
 )]
+_FROM_TO = re.compile(r"(?<![\w.,-])(\d+(?:[.,]\d+)?) ?[-\u2013] ?(?=\d+(?:[.,]\d+)?(?![\w.,]*-))")  # 2-3 l, but not 1-2-3
 _TOKEN = re.compile(r"\xab\w+\xbb|\d+(?:[.,/]\d+)*|[^\W\d_]+(?:'[^\W\d_]+)*|\xb0[cf]|[%,()\u2014\u2013]|[.;!?\n](?=\s|$)")
 _STRONG_WORDS = frozenset("but though although however whereas while yet otherwise".split())
 _WEAK_WORDS = frozenset("and plus also".split())
@@ -112,7 +113,7 @@ class _Words:
 
 def _words(text: str) -> _Words:
     text = text.replace("\u2019", "'")
-    text = normalise_value(text) or text.casefold()
+    text = _FROM_TO.sub(r"\1 to ", normalise_value(text) or text.casefold())
     for pattern, mark in _MARKS:
         text = pattern.sub(mark, text)
     raw, border, before = [], [], 0

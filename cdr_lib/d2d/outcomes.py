@@ -36,7 +36,9 @@ def session_ndcg(
     if turn is None or not len(ideal):
         return 0.0, 0.0
     discount = 1 / np.log2(np.arange(2, len(ideal) + 2))
-    items, gains = turn["items"][:len(ideal)], np.asarray(turn["relevance"][:len(ideal)], dtype=np.float64)
+    items, relevance = turn["items"][:len(ideal)], turn["relevance"][:len(ideal)]
+    # An item that is listed twice fills a place and gains nothing there.
+    gains = np.array([0.0 if item in items[:place] else relevance[place] for place, item in enumerate(items)])
     binary = float(discount[items.index(record["target"])]) if record["target"] in items else 0.0
     return binary, float(gains @ discount[:len(gains)] / (ideal @ discount))
 
@@ -194,6 +196,8 @@ def wins_and_losses(
     b: str,  # another one
 ) -> pd.DataFrame:  # set, shopper, trial, outcome ("both", "only <a>", "only <b>", "neither", "error"), stops, turns
     "Sessions of two methods with the same shopper, side by side."
+    if a == b:
+        raise CdrError(f"wins_and_losses: both sides are {a!r}")
     frame = sessions.select([a, b]).frame()
     key = ["set", "shopper", "trial"]
     sides = [frame[frame.method == name].set_index(key)[["stop", "turns"]].add_suffix(f" {name}") for name in (a, b)]

@@ -98,10 +98,11 @@ def converse(
     try:
         while True:
             response = respond(tuple(dialogue))
+            turn = Turn("assistant", "" if response.error else response.text)
             exchanges.append(Exchange(dialogue[-1].text, response, None, usage))
             if response.error:
                 return talk("error", error=response.error)
-            dialogue.append(Turn("assistant", response.text))
+            dialogue.append(turn)
             if accepted := accepts(response):
                 return talk("success", accepted)
             judgement = judge(response)
@@ -347,7 +348,10 @@ def _read_records(path: Path, torn: bool) -> list[dict]:
         if not line.strip():
             continue
         try:
-            records.append(json_loads(line, where=f"{path}, line {number}"))
+            record = json_loads(line, where=f"{path}, line {number}")
+            if not isinstance(record, dict) or not {"set", "method", "shopper", "trial", "stop", "turns"} <= set(record):
+                raise CdrError(f"{path}, line {number}: this is not the record of a session")
+            records.append(record)
         except CdrError:
             # Only the last line can have been cut by an interruption.
             if not torn or number < len(lines):
@@ -433,6 +437,8 @@ def _rater_of(rater: Any, user: Any) -> Rater:
         if isinstance(user, str) or callable(user):
             raise CdrError("simulate: rater='llm' uses the model of the user; give a LlmRater for another one")
         return LlmRater(user)
+    if isinstance(rater, str):
+        raise CdrError(f"simulate: rater {rater!r} is unknown: it is 'measured', 'llm' or a Rater")
     return rater
 
 
@@ -459,6 +465,8 @@ def simulate(
         raise CdrError(f"simulate: user {user!r} is unknown: it is 'scripted', an LLM or a function")
     if trials < 1 or workers < 1 or max_turns < 1:
         raise CdrError(f"simulate: trials {trials}, workers {workers} and max_turns {max_turns} must be at least 1")
+    if repeat_guard is not None and repeat_guard < 2:
+        raise CdrError(f"simulate: repeat_guard is {repeat_guard}: from 2 equal turns on there is a repetition")
     source, shoppers = shopping_set.name, {shopper.id: shopper for shopper in shopping_set.shoppers}
     settings = {"set": source, "data": _data_hash(shopping_set), "user": _name_of(user), "rater": rate.name,
                 "patience": asdict(config), "seed": seed, "max_turns": max_turns, "repeat_guard": repeat_guard,
@@ -542,6 +550,8 @@ def _continued(folder: Path, settings: dict) -> dict:
             raise CdrError(f"{folder}: there are sessions but no {_RUN}, so it cannot be said what they belong to")
         return settings
     before = read_json(folder / _RUN)
+    if not isinstance(before, dict) or not {"methods", "assistants"} <= set(before):
+        raise CdrError(f"{folder / _RUN}: these are not the settings of a simulation; delete the folder, or use another one")
     ours = json.loads(json_dumps(settings))
     changed = [name for name in ours if name not in ("methods", "assistants") and before.get(name) != ours[name]]
     changed += [f"assistant {name}" for name, value in ours["assistants"].items()

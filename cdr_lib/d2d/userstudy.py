@@ -87,6 +87,8 @@ def stratified_sample(
     a, b = _method(sessions_a), _method(sessions_b)
     if a == b:
         raise CdrError(f"stratified_sample: both sides are {a!r}")
+    if n < 1:
+        raise CdrError(f"stratified_sample: n is {n}, at least one pair is needed")
     if set(shares) != set(GROUPS) or abs(sum(shares.values()) - 1) > 1e-9:
         raise CdrError(f"stratified_sample: shares are needed for {', '.join(GROUPS)}, and they must sum to 1")
     # Largest remainders, so that the parts sum to n.
