@@ -4,8 +4,10 @@ import json
 import logging
 import os
 import pickle
+import signal
 import threading
 import time
+from typing import Generic, TypeVar
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +19,7 @@ from cdr_lib.core.llm import LLM
 from cdr_lib.core.reply import STATUSES, LLMError, Reply, Usage, read_response
 from tests.fake_llm import FakeLLM
 
-HELLO = [("user", "hello")]
+HELLO, T = [("user", "hello")], TypeVar("T")
 WHOLE = '{"title":"kettle","features":[]}'
 
 
@@ -676,3 +678,147 @@ def test_a_recorded_answer_that_is_not_ours_or_no_longer_valid(ask):
     path.write_text(json.dumps(record) + "\n")
     with pytest.raises(CdrError, match="not one of ours"):
         LLM("fake", server.base_url, cache=path).chat(HELLO, Kettle)
+
+
+# Found by trying to break it
+
+@pytest.mark.parametrize("status, attempts", [(520, 2), (524, 2), (507, 2), (425, 2), (408, 2), (501, 1), (402, 1), (418, 1)])
+def test_LLM_09_whatever_a_server_blames_on_itself_is_asked_again(ask, status, attempts):
+    server, llm = ask([{"status": status}, "a"])
+    assert llm.chat(HELLO).ok == (attempts == 2) and len(server.requests) == attempts
+
+
+@pytest.mark.parametrize("error", [
+    {"message": "You exceeded your current quota, please check your plan."}, {"code": "quota_exceeded"},
+    {"message": "Insufficient credits"}, {"type": "billing_not_active"}])
+def test_LLM_09_a_quota_that_is_used_up_in_other_words(ask, error):
+    server, llm = ask([{"status": 429, "error": error}] * 9)
+    assert "quota is used up" in llm.chat(HELLO).reason and len(server.requests) == 1
+
+
+def test_LLM_09_a_header_that_no_date_parser_takes(ask):
+    server, llm = ask([busy(retry_after="Mon, 03 Mar 2025 10:00:30 +99999999999999"), "a"])
+    assert llm.chat(HELLO).text == "a"
+
+
+@pytest.mark.parametrize("message", [
+    "`inputs` tokens + `max_new_tokens` must be <= 2048. Given: 3000", "input is too long for requested model",
+    "The input token count (40000) exceeds the maximum number of tokens allowed (32768).", "context overflow",
+    "Please reduce the length of the messages or completion."])
+def test_LLM_10_overflow_in_other_words(ask, message):
+    server, llm = ask([{"status": 400, "error": {"message": message}}] * 3)
+    assert llm.chat(HELLO).status == "context_overflow" and len(server.requests) == 1
+
+
+@pytest.mark.parametrize("text", [
+    "<think>They ask for harm.</think>I'm sorry, but I can't help with that.", "I apologize, but I cannot do this.",
+    "My apologies, but no.", "I must respectfully decline.", "I don't feel comfortable with this.", "We cannot help with that.",
+    "As a language model I cannot.", "I'm so sorry, no.", "Unfortunately, I can’t."])
+def test_LLM_05_refusals_in_other_words(ask, text):
+    server, llm = ask([text] * 3)
+    reply = llm.chat(HELLO, Ok)
+    assert reply.status == "refused" and len(server.requests) == 1 and "think" not in reply.reason
+
+
+@pytest.mark.parametrize("text", ["The answer is fine.", "I see a kettle.", "I would not know.", "Apologetic kettles exist."])
+def test_LLM_05_a_sentence_is_no_refusal(text):
+    assert read_response({"choices": [{"message": {"content": text}}]}, Ok).status == "parse_error"
+
+
+@pytest.mark.parametrize("finish, whole, part", [
+    ("SAFETY", "ok", "refused"), ("CONTENT_FILTER", "ok", "refused"), ("refusal", "ok", "refused"),
+    ("MAX_TOKENS", "truncated", "truncated"), ("model_context_window_exceeded", "truncated", "truncated"),
+    ("error", "server_error", "server_error"), ("abort", "server_error", "server_error"), ("eos_token", "ok", "parse_error")])
+def test_LLM_04_05_finish_reasons_in_other_words(finish, whole, part):
+    for text, status in (('{"ok":true}', whole), ('{"ok":tr', part)):
+        reply = read_response({"choices": [{"message": {"content": text}, "finish_reason": finish}]}, Ok)
+        assert reply.status == status and (reply.value is None) == (status != "ok")
+
+
+def test_half_a_key_is_a_secret_too(ask, monkeypatch, tmp_path):
+    secret = "first-half-second-half"
+    monkeypatch.setenv("LAB_KEY", secret)
+
+    class Echo(BaseModel):
+        ok: bool
+        echo: str
+
+    server, llm = ask([{"status": 400, "error": {"message": "x" * 260 + " " + secret}}, "y" * 285 + secret,
+                       "I cannot " + "z" * 280 + secret,
+                       json.dumps({"ok": True, "echo": secret}), {"status": 401}], key_env="LAB_KEY", retries=0)
+    replies = [llm.chat([("user", f"{number}")], Echo) for number in range(4)] + [llm.chat([("user", "u" * 90 + secret)])]
+    assert [reply.status for reply in replies] == ["server_error", "parse_error", "refused", "ok", "server_error"]
+    assert "first" not in str(replies) and "first" not in llm.cache.path.read_text()
+    llm.close()
+    offline = LLM("fake", server.base_url, cache=llm.cache.path, offline=True)
+    assert offline.chat([("user", "3")], Echo) == replies[3]  # what is played back is what was given
+
+
+@pytest.mark.parametrize("options", [
+    {"key_env": "sk-hushhush"}, {"key_env": None}, {"endpoint": "http://me:hush@host/v1"}, {"extra": {"api_key": "hush"}},
+    {"extra": {"stop": "\ud800"}}, {"timeout": 0}, {"timeout": None}, {"max_wait": "a"}, {"seed": "x"}, {"model": ""},
+    {"model": None}])
+def test_more_senseless_options_are_errors_that_show_no_key(options):
+    with pytest.raises(CdrError) as error:
+        LLM(**{"model": "m", "base_url": "http://localhost/v1", **options})
+    assert "hush" not in str(error.value)
+
+
+def test_more_senseless_arguments(ask):
+    server, llm = ask(["a"])
+    for arguments in ({"max_tokens": 1.5}, {"max_tokens": "5"}, {"temperature": "hot"}, {"messages": None}):
+        with pytest.raises(CdrError):
+            llm.chat(**{"messages": HELLO, **arguments})
+    with pytest.raises(CdrError, match="call 1: message 0"):
+        llm.chat_many([HELLO, [("user", None)]], progress=False)
+    assert llm.chat_many([], progress=False) == [] and server.requests == []
+
+
+def test_a_schema_has_a_name_that_servers_take(ask):
+    class Box(BaseModel, Generic[T]):
+        value: T
+
+    server, llm = ask(['{"value": 1}'])
+    assert llm.chat(HELLO, Box[int]).value.value == 1
+    assert server.requests[0]["response_format"]["json_schema"]["name"] == "Box_int_"
+
+
+def test_a_large_batch_is_prepared_at_once(tmp_path):
+    llm = LLM("m", "http://localhost/v1")
+    llm.key(HELLO, Kettle)
+    start = time.process_time()
+    for number in range(2000):
+        llm.key([("user", f"question {number}")], Kettle)
+    assert time.process_time() - start < 1  # it was 6 s: the schema was made anew each time
+
+
+def test_a_budget_counts_tools_before_the_first_answer(ask):
+    tools = [{"type": "function", "function": {"name": f"f{number}", "description": "x" * 100}} for number in range(20)]
+    server, llm = ask(["a"], extra={"tools": tools}, budget=1000, max_tokens=10)
+    assert llm.chat(HELLO).status == "budget" and server.requests == []
+
+
+def test_an_interrupt_stops_a_batch_and_keeps_what_was_answered(ask):
+    server, llm = ask(lambda request: "a", latency=0.05, concurrency=4, budget=10**6)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        llm.chat_many([[("user", str(number))] for number in range(400)], progress=False)
+    time.sleep(0.1)
+    sent = len(server.requests)
+    kept = llm.usage.billed
+    assert 0 < kept <= sent < 100 and len(llm.cache.path.read_text().splitlines()) == kept
+    time.sleep(0.15)
+    assert len(server.requests) == sent and llm.chat(HELLO).text == "a"
+
+
+def test_a_server_that_stops_in_the_middle_of_a_run(ask):
+    def script(request):
+        return "a" if len(server.requests) <= 20 else {"drop": "before"}
+
+    server, llm = ask(script, concurrency=4)
+    replies = llm.chat_many([[("user", str(number))] for number in range(60)], progress=False)
+    assert {reply.status for reply in replies} == {"ok", "server_error"} and sum(reply.ok for reply in replies) == 20
+    assert len(llm.cache.path.read_text().splitlines()) == 60 and len(server.requests) <= 20 + 3 * 40
+    server.script = lambda request: "b"
+    assert sorted(reply.text for reply in llm.chat_many([[("user", str(number))] for number in range(60)], progress=False)) == (
+        ["a"] * 20 + ["b"] * 40)

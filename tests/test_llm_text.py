@@ -4,6 +4,7 @@ import json
 import logging
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Literal, Optional, Union
 
@@ -14,6 +15,7 @@ from pydantic import BaseModel, Field, RootModel
 
 from cdr_lib.core.config import CdrError, data_dir
 from cdr_lib.core.conversation import Turn
+from cdr_lib.core.endpoint import check_base_url, redact, server_wait
 from cdr_lib.core.messages import ContextOverflow, as_messages, estimate_tokens, fit_context, strict_view
 from cdr_lib.core.prompts import Prompt, load_prompt, prompt_names, read_prompt
 from cdr_lib.core.replay import Replay, request_key
@@ -443,3 +445,123 @@ def test_the_end_of_the_process_settles_an_open_file(tmp_path):
     root = Path(__file__).parents[1]
     subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, env={"PYTHONPATH": str(root)})
     assert [json.loads(line)["key"] for line in (tmp_path / "r.jsonl").read_text().splitlines()] == ["a", "b"]
+
+# Found by trying to break it
+
+@pytest.mark.parametrize("date", ["Mon, 03 Mar 2025 10:00:30 -0000", "Mon, 03 Mar 2025 10:00:30", "Mon Mar  3 10:00:30 2025",
+                                  "Monday, 03-Mar-25 10:00:30 GMT", "Mon, 03 Mar 2025 11:00:30 +0100"])
+def test_LLM_09_a_date_without_a_zone_is_not_in_the_zone_of_this_machine(date, monkeypatch):
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    try:
+        assert server_wait({"retry-after": date}, 1_740_996_000) == 30
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.text(max_size=40), st.builds("Mon, {} Mar {} {}:00:30 {}".format, *[st.integers(-9, 10**12)] * 3,
+                                                 st.sampled_from(["GMT", "+9999", "+99999999999999", "-0000", ""]))))
+def test_LLM_09_no_header_is_too_strange(value):
+    wait = server_wait({"retry-after": value}, 0.0)
+    assert wait is None or 0 <= wait < float("inf")
+
+
+@pytest.mark.parametrize("message", [
+    "http://me:p@hush@host/x", "Authorization: Basic hushhush", "bearer hushhush", "GET /v1?key=hushhush&x=1",
+    "api-key: hushhush", "{'Authorization': 'Bearer hushhush'}", "Bearer  hushhush", "key gsk_hushhush",
+    "x" * 290 + " sk-hushhushhush"])
+def test_a_message_of_a_server_shows_no_secret(message):
+    assert "hush" not in redact(message)
+
+
+@pytest.mark.parametrize("address", [
+    "http://:hush@host/v1", "http://host/v1#key=hush", "http://@host", "http://[::1", "http://host:port/v1",
+    "http://host:99999/v1", "http://ho st/v1", "ftp://host/v1", "http:///v1"])
+def test_addresses_are_checked_before_anything_is_sent(address):
+    with pytest.raises(CdrError, match="base_url") as error:
+        check_base_url(address)
+    assert "hush" not in str(error.value)
+
+
+def test_a_deep_answer_does_not_hold_up_everybody():
+    start = time.perf_counter()
+    for text in ('{"a":' * 50_000, "So: " + '{"a":' * 50_000, "hm</think>" + '{"a":' * 50_000):
+        with pytest.raises(BadJSON):
+            parse_json(text)
+        without_thoughts(text)
+    assert time.perf_counter() - start < 5  # it was a minute
+
+
+def test_LLM_01_a_fence_of_another_language_is_no_answer():
+    text = '```python\nx = {"b": 1}\n```\n```json\n{"items": ["a"]}\n```'
+    assert parse_json(text) == {"items": ["a"]}
+
+
+def test_LLM_02_thoughts_in_square_brackets():
+    assert parse_json('[THINK]{"items":["draft"]}[/THINK]{"items":["final"]}') == {"items": ["final"]}
+    assert without_thoughts("[THINK]K2?[/THINK]Try K2.") == "Try K2."
+    for text in ("[reasoning] is a word here", "[thought] too"):
+        assert without_thoughts(text) == text
+
+
+def test_LLM_10_a_note_between_call_and_result_does_not_part_them():
+    apart = [("system", "s"), ("user", "u1"), CALL, ("system", "note"), RESULT, ("assistant", "a"), ("user", "u2")]
+    for limit in range(24, 57, 8):
+        kept = fit_context(apart, limit, lambda message: 8)
+        assert any(m.get("tool_calls") for m in kept) == any(m["role"] == "tool" for m in kept)
+
+
+@pytest.mark.parametrize("messages", [None, 5, b"hello", [{"role": "user", "content": "a", "name": "\ud800"}],
+                                      [{"role": "user", "content": "a", "name": object()}]])
+def test_what_cannot_be_sent_is_named(messages):
+    with pytest.raises(CdrError, match="message"):
+        as_messages(messages)
+
+
+def test_a_whole_last_line_without_its_end_is_kept(tmp_path):
+    "As a kill between line and line end leaves it, or an editor."
+    path = tmp_path / "r.jsonl"
+    replay = Replay(path)
+    replay.put("a", OK, {})
+    replay.put("b", OK, {})
+    replay.close()
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    again = Replay(path)
+    assert again.get("b") == OK
+    again.put("c", OK, {})
+    assert [json.loads(line)["key"] for line in path.read_text().splitlines()] == ["a", "b", "c"]
+
+
+def test_a_file_torn_at_any_byte_loses_one_answer_at_most(tmp_path):
+    path = tmp_path / "r.jsonl"
+    first, second = Replay(path), None
+    first.put("a", OK, {})
+    start = path.stat().st_size
+    first.put("b", {**OK, "text": "Grüße"}, {})
+    data = path.read_bytes()
+    for cut in range(start, len(data) + 1):
+        path.write_bytes(data[:cut])
+        second = Replay(path)
+        second.put("c", OK, {})
+        assert set(Replay(path)._records) == set(second._records) >= {"a", "c"}
+
+
+def test_a_replay_file_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CdrError, match="cannot be stored"):
+        Replay(tmp_path / "file" / "r.jsonl").put("a", OK, {})
+
+
+def test_LLM_06_no_secret_in_extra():
+    for name in ("extra", "extra_body"):
+        with pytest.raises(CdrError, match="api_key") as error:
+            request_key({**BASE, name: {"api_key": "hush"}})
+        assert "hush" not in str(error.value)
+
+
+def test_a_template_that_fails_in_any_way_is_named():
+    for template in ("{{ 1 / a }}", "{{ [][a] }}", "{{ 'x' | int(base=a) }}{{ range(10**9) }}"):
+        with pytest.raises(CdrError, match="prompt p, user"):
+            Prompt("p", 1, "ours", "", template).render(a=0)

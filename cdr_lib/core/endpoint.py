@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['server_wait', 'back_off', 'redact', 'check_base_url', 'Trouble', 'trouble', 'advice', 'EndpointEncoder']
 
-# %% ../../nbs/core/10_endpoint.ipynb #e388140b
+# %% ../../nbs/core/10_endpoint.ipynb #b3f46062
 import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from datetime import timezone
 from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlsplit
@@ -21,7 +22,7 @@ from tqdm.auto import tqdm
 from .config import CdrError
 from .models import check_role, check_texts, unit_vectors
 
-# %% ../../nbs/core/10_endpoint.ipynb #42819477
+# %% ../../nbs/core/10_endpoint.ipynb #c39e0aef
 def server_wait(
     headers: Mapping[str, str],  # of the response, names in any case
     now: float | None = None,  # seconds since 1970; default: the clock
@@ -37,9 +38,11 @@ def server_wait(
             return seconds
     try:
         date = parsedate_to_datetime(found["retry-after"])
-    except (KeyError, ValueError):
+        # Without a zone it is Greenwich's, as the standard says, and not that of this machine.
+        then = (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp()
+    except (KeyError, ValueError, OverflowError):
         return None
-    return max(0.0, date.timestamp() - (time.time() if now is None else now))
+    return max(0.0, then - (time.time() if now is None else now))
 
 
 def back_off(
@@ -50,10 +53,15 @@ def back_off(
     "Wait without a hint: doubling from one second, then between half and all of that at random."
     return float(min(longest, 2.0 ** min(attempt, 20)) * rng.uniform(0.5, 1.0))
 
-# %% ../../nbs/core/10_endpoint.ipynb #fb33a8a2
-_RETRIED = {408, 409, 429, 500, 502, 503, 504, 529}
-_USED_UP = {"insufficient_quota", "billing_hard_limit_reached"}
-_SECRETS = re.compile(r"\bsk-[\w*.-]{4,}|(?<=Bearer )\S+|(?<=://)[^/@\s]+(?=@)")
+# %% ../../nbs/core/10_endpoint.ipynb #f9b8d725
+_RETRIED = {408, 409, 425, 429}  # and what the server blames on itself
+_NEVER = {501, 505}
+_USED_UP = {"insufficient_quota", "quota_exceeded", "insufficient_credits", "billing_hard_limit_reached",
+            "billing_not_active"}
+_USED_UP_TEXT = re.compile(r"exceeded your current quota|insufficient (?:quota|credit|balance|funds)", re.IGNORECASE)
+_SECRETS = re.compile(r"\b(?:sk[-_]|gsk_|hf_|xai-|AIza)[\w*.-]{4,}|(?<=://)[^/\s]+(?=@)|"
+                      r"(?<=Bearer )[^\s'\"]+|(?<=Basic )[^\s'\"]+|"
+                      r"(?<=[?&]key=)[^&\s]+|(?<=api[-_]key[=:])[^&\s]+|(?<=api[-_]key[=:] )[^&\s]+", re.IGNORECASE)
 
 
 def redact(
@@ -64,18 +72,24 @@ def redact(
     "One line of a server's message without the key, or anything that looks like one."
     message = message.encode(errors="replace").decode()  # half a character could not be stored
     message = message.replace(key, "<key>") if key else message
-    return " ".join(_SECRETS.sub("<key>", message).split())[:longest]
+    return _SECRETS.sub("<key>", " ".join(message.split()))[:longest]
 
 
 def check_base_url(
     base_url: str | None,  # None: OPENAI_BASE_URL, then OpenAI's own
 ) -> str:  # without a slash at the end
     "Address of a server without user, password or query: those would be secrets in a place that is printed and stored."
-    base_url = base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1"
-    parts = urlsplit(base_url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
-        raise CdrError(f"base_url must be like http://host:port/v1, without user or key, not {parts.scheme!r} with "
-                       f"{'a user or query' if parts.username or parts.query else 'no host'}")
+    base_url = (base_url or os.environ.get("OPENAI_BASE_URL") or "https://api.openai.com/v1").strip()
+    try:
+        parts = urlsplit(base_url)
+        fault = ("a user or password" if "@" in parts.netloc else "a query or fragment" if parts.query or parts.fragment
+                 else f"the scheme {parts.scheme!r}" if parts.scheme not in ("http", "https")
+                 else "no host" if not parts.hostname or re.search(r"\s", base_url) else "")
+        _ = parts.port  # ValueError if it is no number
+    except ValueError:
+        fault = "a broken host or port"
+    if fault:
+        raise CdrError(f"base_url must be like http://host:port/v1, but it has {fault}; a key comes from the environment")
     return base_url.rstrip("/")
 
 
@@ -93,7 +107,9 @@ def trouble(error: Exception) -> Trouble:
     import openai
 
     if isinstance(error, openai.APIStatusError):
-        busy = error.status_code in _RETRIED and not {str(error.code), str(error.type)} & _USED_UP
+        busy = error.status_code in _RETRIED or error.status_code >= 500 and error.status_code not in _NEVER
+        used_up = {str(error.code), str(error.type)} & _USED_UP or _USED_UP_TEXT.search(str(error.message))
+        busy = busy and not (error.status_code == 429 and used_up)
         return Trouble(f"answers {error.status_code}", "busy" if busy else "final", server_wait(error.response.headers))
     if isinstance(error, openai.APITimeoutError):
         return Trouble("does not answer in time", "late")
@@ -109,7 +125,7 @@ def advice(error: Exception) -> str:
             404: " (check the model's name and that base_url ends as the server wants, often in /v1)",
             429: " (the quota is used up)"}.get(getattr(error, "status_code", None), "")
 
-# %% ../../nbs/core/10_endpoint.ipynb #196376c3
+# %% ../../nbs/core/10_endpoint.ipynb #17cd851d
 # Raise this number whenever a change to this module can change vectors.
 _CODE = 1
 _ONE_TEXT_AT_FAULT = {400, 413, 422}

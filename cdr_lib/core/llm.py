@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LLM']
 
-# %% ../../nbs/core/18_llm.ipynb #3f247804
+# %% ../../nbs/core/18_llm.ipynb #8f2865e0
 import asyncio
 import json
 import logging
@@ -16,6 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -31,7 +32,7 @@ from .replay import Replay, request_key
 from .reply import Reply, Usage, read_response, token_usage
 from .schema import BadJSON, BadValue, check_model, parse_json, strict_schema, validate
 
-# %% ../../nbs/core/18_llm.ipynb #6049b601
+# %% ../../nbs/core/18_llm.ipynb #e7b3c7ca
 _FRAME = 16  # tokens around a message, at most, in the chat templates that we know
 
 
@@ -92,7 +93,7 @@ class _Budget:
                 self.tried = self.tried or spent > 0
                 self.changed.notify_all()
 
-# %% ../../nbs/core/18_llm.ipynb #b24080ca
+# %% ../../nbs/core/18_llm.ipynb #d969b879
 _LOG = logging.getLogger("cdr_lib.llm")
 _loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a fork inherits the loop but not its thread
 _loops_lock = threading.Lock()
@@ -106,10 +107,12 @@ def _loop() -> asyncio.AbstractEventLoop:
             _loops[os.getpid()] = loop
         return _loops[os.getpid()]
 
-# %% ../../nbs/core/18_llm.ipynb #ae1ad5ca
+# %% ../../nbs/core/18_llm.ipynb #75e774c6
 _OVERFLOW_CODES = {"context_length_exceeded", "exceed_context_size_error"}
-_OVERFLOW = re.compile(r"context (?:length|window|size)|maximum context|too many (?:input )?tokens|prompt is too long|"
-                       r"too long for the context", re.IGNORECASE)
+_OVERFLOW = re.compile(r"context (?:length|window|size|overflow)|maximum context|context the overflows|"
+                       r"too many (?:input )?tokens|(?:prompt|input) is too long|too long for the context|"
+                       r"reduce the length of the messages|max_new_tokens` must be|"
+                       r"input (?:token count|length)\b.* exceeds", re.IGNORECASE)
 _NO_SCHEMA = re.compile(r"response_format|json_schema|structured|grammar|guided", re.IGNORECASE)
 _REFUSED_REQUEST = {400, 404, 413, 415, 422, 501}
 _BUSY_CODES = {"408", "429", "500", "502", "503", "504", "529", "rate_limit_exceeded", "server_error"}
@@ -119,9 +122,10 @@ _OWN_FIELDS = {"model", "messages", "temperature", "max_tokens", "max_completion
 _MENDABLE = {"parse_error", "schema_error", "empty_response"}
 
 
-def _response_format(schema: type[BaseModel]) -> dict:
-    described = {"name": schema.__name__, "strict": True, "schema": strict_schema(schema)}
-    return {"type": "json_schema", "json_schema": described}
+@lru_cache(maxsize=64)
+def _response_format(schema: type[BaseModel]) -> dict:  # shared by all calls: to be read only
+    name = re.sub(r"[^a-zA-Z0-9_-]", "_", schema.__name__)[:64]  # what servers allow
+    return {"type": "json_schema", "json_schema": {"name": name, "strict": True, "schema": strict_schema(schema)}}
 
 
 def _in_words(schema: type[BaseModel]) -> str:
@@ -151,11 +155,12 @@ def _with_note(messages: Sequence[dict], reply: "Reply", attempt: int, schema: t
 
 def _check_extra(extra: Mapping[str, Any] | None) -> dict:
     try:
-        found = json.loads(json.dumps(dict(extra or {}), allow_nan=False))
+        found = json.loads(json.dumps(dict(extra or {}), ensure_ascii=False, allow_nan=False).encode())
     except (TypeError, ValueError) as error:
         raise CdrError(f"extra must be plain JSON data ({error})") from None
     if taken := set(found) & _OWN_FIELDS:
         raise CdrError(f"extra holds {', '.join(sorted(taken))}: the client sets these fields itself")
+    request_key({"extra": found})  # which refuses secrets
     return found
 
 
@@ -172,10 +177,11 @@ def _record(reply: "Reply") -> dict:
             "flags": list(reply.flags), "usage": reply.usage.to_dict()}
 
 
-def _body_of(content: bytes) -> "Mapping | Trouble":
+def _body_of(content: bytes, clean: Callable[[str], str]) -> "Mapping | Trouble":
     "The body of a response that came with status 200, which may be anything."
     try:
-        data = json.loads(content)
+        # Cleaned before anything is cut out of it, since half a key could not be found any more.
+        data = json.loads(clean(content.decode(json.detect_encoding(content), "surrogatepass")))
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, Mapping):
@@ -254,6 +260,15 @@ class LLM:
     ):
         if structured not in ("native", "prompt"):
             raise CdrError(f"structured={structured!r} is unknown: it must be native or prompt")
+        if not isinstance(model, str) or not model.strip():
+            raise CdrError(f"model is the name that the server knows, not {model!r}")
+        if not isinstance(key_env, str) or not re.fullmatch(r"[A-Za-z_]\w*", key_env):  # it may be the key: not shown
+            raise CdrError("key_env is the name of an environment variable, such as OPENAI_API_KEY, and not the key")
+        for name, value in (("timeout", timeout), ("max_wait", max_wait)):
+            if not isinstance(value, (int, float)) or not value > 0:
+                raise CdrError(f"{name} is a number of seconds, more than 0, not {value!r}")
+        if seed is not None and not isinstance(seed, int):
+            raise CdrError(f"seed must be a whole number, not {seed!r}")
         for name, value, least in (("concurrency", concurrency, 1), ("retries", retries, 0), ("max_tokens", max_tokens, 1),
                                    ("busy_retries", busy_retries, 0), ("context_limit", context_limit, 1),
                                    ("budget", budget, 1)):
@@ -269,7 +284,7 @@ class LLM:
         self.busy_retries, self.max_wait, self.structured = busy_retries, max_wait, structured
         self.extra = _check_extra(extra)
         self.context_limit, self.budget, self.offline, self.merge_roles = context_limit, budget, offline, merge_roles
-        self.endpoint = endpoint or self.base_url
+        self.endpoint = check_base_url(endpoint) if "://" in (endpoint or "") else endpoint or self.base_url
         if not offline and not _secret(key_env) and urlsplit(self.base_url).hostname == "api.openai.com":
             raise CdrError(f"set the environment variable {key_env}, or base_url for a server without keys")
         self.cache = cache if isinstance(cache, Replay) or cache is None else Replay(cache, read_only=offline)
@@ -341,7 +356,12 @@ class LLM:
         progress: bool = True,
     ) -> list[Reply]:  # in the order given
         "Ask many at once, `concurrency` of them under way; a failure is a reply like any other."
-        asks = [self._ask(messages, schema) for messages in list_of_messages]
+        asks = []
+        for number, messages in enumerate(list_of_messages):
+            try:
+                asks.append(self._ask(messages, schema))
+            except CdrError as error:
+                raise CdrError(f"call {number}: {error}") from None
         with tqdm(total=len(asks), desc=self.model, unit="call", disable=not progress) as bar:
 
             async def one(ask: _Ask) -> Reply:
@@ -386,19 +406,22 @@ class LLM:
             check_model(schema)
         if not isinstance(sample, int) or sample < 0:
             raise CdrError(f"sample is the number of a sample, 0 or more, not {sample!r}")
-        if max_tokens is not None and max_tokens < 1:
-            raise CdrError(f"max_tokens must be at least 1, not {max_tokens!r}")
+        if max_tokens is not None and (not isinstance(max_tokens, int) or max_tokens < 1):
+            raise CdrError(f"max_tokens must be a whole number of at least 1, not {max_tokens!r}")
+        temperature = self.temperature if temperature is None else temperature
+        if temperature is not None and not isinstance(temperature, (int, float)):
+            raise CdrError(f"temperature must be a number, not {temperature!r}")
         messages = strict_view(messages) if self.merge_roles else as_messages(messages)
         if schema is not None and self.structured == "prompt":
             messages = _with_schema(messages, schema)
-        body = {"model": self.model, "temperature": self.temperature if temperature is None else temperature,
-                "max_tokens": max_tokens or self.max_tokens,
+        body = {"model": self.model, "temperature": temperature, "max_tokens": max_tokens or self.max_tokens,
                 "seed": None if self.seed is None else self.seed + sample}
-        if schema is not None and self.structured == "native":
-            body["response_format"] = _response_format(schema)
+        described = None if schema is None else _response_format(schema)
+        if self.structured == "native":
+            body["response_format"] = described
         kept, left_out = self._fit(messages, body["max_tokens"])
         key = request_key({"endpoint": self.endpoint, **body, "messages": kept, "extra": self.extra or None,
-                           "sample": sample, "schema": None if schema is None else strict_schema(schema),
+                           "sample": sample, "schema": described and described["json_schema"]["schema"],
                            "structured": None if schema is None else self.structured})
         return _Ask(tuple(messages), schema, {**body, "messages": kept}, key, left_out)
 
@@ -460,7 +483,7 @@ class LLM:
             reply = await self._converse(live, ask)
             live.usage += reply.usage
             if reply.status != "budget":
-                self.cache.put(ask.key, _record(reply), self._shown(ask), live.clean)
+                self.cache.put(ask.key, _record(reply), self._shown(live, ask), live.clean)
             future.set_result(reply)
             return reply
         finally:
@@ -483,10 +506,10 @@ class LLM:
         except (BadJSON, BadValue) as error:  # a validator that is no part of the schema has changed
             return replace(reply, status="schema_error", reason=str(error)) if self.offline else None
 
-    def _shown(self, ask: _Ask) -> dict:
+    def _shown(self, live: _Live, ask: _Ask) -> dict:
         last = ask.body["messages"][-1]
         return {"endpoint": self.endpoint, "model": self.model, "messages": len(ask.body["messages"]),
-                "schema": ask.schema and ask.schema.__name__, "last": (last.get("content") or "")[:100]}
+                "schema": ask.schema and ask.schema.__name__, "last": live.clean(last.get("content") or "")[:100]}
 
     async def _converse(self, live: _Live, ask: _Ask) -> Reply:
         "The outer ring: a request and its changed successors."
@@ -586,7 +609,9 @@ class LLM:
         import openai
 
         size = sum(len(str(value).encode()) for message in sent["messages"] for value in message.values())
-        size += len(json.dumps(sent["response_format"], ensure_ascii=False).encode()) if "response_format" in sent else 0
+        # A schema may become a part of the prompt, and so may what extra holds, such as tools.
+        size += sum(len(json.dumps(sent[name], ensure_ascii=False).encode())
+                    for name in ("response_format", "extra_body") if name in sent)
         async with live.slots:
             need = await live.budget.reserve(size, len(sent["messages"]), sent.get(live.limit_name, 0))
             spent = need  # until something else is known
@@ -595,7 +620,7 @@ class LLM:
                     await self._sleep(wait)
                 tally.usage += Usage(attempts=1)
                 raw = await asyncio.wait_for(live.client.chat.completions.with_raw_response.create(**sent), self.timeout)
-                data = _body_of(raw.http_response.content)
+                data = _body_of(raw.http_response.content, live.clean)
                 if isinstance(data, Mapping):
                     usage = token_usage(data)
                     if usage.billed:
@@ -621,7 +646,7 @@ class LLM:
 
     def _judged(self, live: _Live, sent: Mapping, error: Any) -> "Trouble | _Again":
         "What an error status means; `_Stop` for what no repetition mends."
-        found, message = trouble(error), redact(error.message)
+        found, message = trouble(error), redact(live.clean(error.message))
         if found.kind != "final":
             return replace(found, reason=f"{found.reason} ({message})")
         if error.status_code in _REFUSED_REQUEST:

@@ -5,14 +5,15 @@
 # %% auto #0
 __all__ = ['as_messages', 'strict_view', 'estimate_tokens', 'ContextOverflow', 'fit_context']
 
-# %% ../../nbs/core/15_messages.ipynb #552e71d3
+# %% ../../nbs/core/15_messages.ipynb #6c1bb402
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from .config import CdrError
 from .conversation import Turn, is_blank
 
-# %% ../../nbs/core/15_messages.ipynb #7e9a7f3a
+# %% ../../nbs/core/15_messages.ipynb #3c35bb4e
 _ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -20,8 +21,8 @@ def as_messages(
     messages: Iterable[Mapping[str, Any] | tuple[str, str] | Turn],
 ) -> list[dict]:  # new dictionaries with role, content, and what else they had
     "Dictionaries from dictionaries, (role, text) pairs or turns; an unusable message is an error with its number."
-    if isinstance(messages, (str, Mapping)):
-        raise CdrError("messages are a sequence of {role, content} or (role, text), not one text or mapping")
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Iterable):
+        raise CdrError(f"messages are a sequence of {{role, content}} or (role, text), not {type(messages).__name__}")
     found = []
     for number, message in enumerate(messages):
         if isinstance(message, Turn):
@@ -38,15 +39,16 @@ def as_messages(
         if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
             raise CdrError(f"message {number} ({message['role']}) has no text but {type(content).__name__}")
         try:
-            (content or "").encode()
-        except UnicodeEncodeError:
-            raise CdrError(f"message {number} ({message['role']}) holds a lone surrogate: it cannot be sent") from None
+            json.dumps(message, ensure_ascii=False).encode()
+        except (TypeError, ValueError) as error:
+            fault = "a lone surrogate" if isinstance(error, UnicodeEncodeError) else f"what is no JSON data ({error})"
+            raise CdrError(f"message {number} ({message['role']}) holds {fault}: it cannot be sent") from None
         found.append(message)
     if not found:
         raise CdrError("no messages: there is nothing to answer")
     return found
 
-# %% ../../nbs/core/15_messages.ipynb #a7377300
+# %% ../../nbs/core/15_messages.ipynb #e6c01b57
 def _is_tool(message: Mapping) -> bool:
     return message["role"] == "tool" or bool(message.get("tool_calls"))
 
@@ -89,7 +91,7 @@ def strict_view(
         raise CdrError("every message is blank: there is nothing to answer")
     return view
 
-# %% ../../nbs/core/15_messages.ipynb #a8e69f0e
+# %% ../../nbs/core/15_messages.ipynb #2962bbec
 def estimate_tokens(
     message: Mapping[str, Any],
 ) -> int:  # at least 4
@@ -102,15 +104,18 @@ def estimate_tokens(
 class ContextOverflow(CdrError):
     "The system message and the question alone are longer than the context."
 
-# %% ../../nbs/core/15_messages.ipynb #103148ac
+# %% ../../nbs/core/15_messages.ipynb #7d9cd3aa
 def _groups(messages: Sequence[Mapping]) -> list[list[int]]:
-    "Numbers of messages that stay or go together: a call with the results that follow it, any other message alone."
+    "Numbers of messages that stay or go together: a call with its results, whatever stands between; any other alone."
     groups: list[list[int]] = []
+    call = None
     for number, message in enumerate(messages):
-        if message["role"] == "tool" and groups and _is_tool(messages[groups[-1][0]]):
-            groups[-1].append(number)
-        else:
-            groups.append([number])
+        if message["role"] == "tool" and call is not None:
+            call.append(number)
+            continue
+        groups.append([number])
+        if message.get("tool_calls"):
+            call = groups[-1]
     return groups
 
 

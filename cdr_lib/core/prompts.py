@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Prompt', 'read_prompt', 'prompt_names', 'load_prompt']
 
-# %% ../../nbs/core/14_prompts.ipynb #f7282de1
+# %% ../../nbs/core/14_prompts.ipynb #63af4bcc
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import StrictUndefined, TemplateError, TemplateSyntaxError, meta
+from jinja2 import StrictUndefined, TemplateSyntaxError, meta
 from jinja2.sandbox import SandboxedEnvironment
 
 from .config import CdrError, data_dir, text_hash
 from .conversation import is_blank
 
-# %% ../../nbs/core/14_prompts.ipynb #ebd586cc
+# %% ../../nbs/core/14_prompts.ipynb #925a27ed
 _ENVIRONMENT = SandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)
 _PARTS = ("system", "user")
 
@@ -69,7 +69,7 @@ class Prompt:
         for part in _PARTS:
             try:
                 text = _ENVIRONMENT.from_string(getattr(self, part)).render(**variables).strip()
-            except (TemplateError, TypeError) as error:
+            except Exception as error:  # a template is a program: with some values it may fail in any way
                 raise CdrError(f"prompt {self.name}, {part}: {error}") from None
             if not is_blank(text):
                 messages.append({"role": part, "content": text})
@@ -77,7 +77,7 @@ class Prompt:
             raise CdrError(f"prompt {self.name}: the user part is blank with these variables")
         return messages
 
-# %% ../../nbs/core/14_prompts.ipynb #33c2a592
+# %% ../../nbs/core/14_prompts.ipynb #0536adee
 _FIELDS = {"version", "source", "system", "user"}
 
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['request_key', 'Replay']
 
-# %% ../../nbs/core/16_replay.ipynb #27acc025
+# %% ../../nbs/core/16_replay.ipynb #78f11fac
 import json
 import logging
 import os
@@ -19,7 +19,7 @@ from typing import Any
 from .config import CdrError, atomic_path
 from .store import content_key
 
-# %% ../../nbs/core/16_replay.ipynb #af1a452e
+# %% ../../nbs/core/16_replay.ipynb #b4851c4d
 _LOG = logging.getLogger("cdr_lib.llm")
 _SECRET_FIELDS = {"api_key", "authorization", "headers", "extra_headers", "default_headers"}
 
@@ -28,11 +28,12 @@ def request_key(
     request: Mapping[str, Any],  # base_url, model, messages, sampling, limits, schema, sample: plain data
 ) -> str:  # 64 hexadecimal digits, the same in every process and Python version
     "Key of a request: equal for equal requests, different if anything in it differs; fields that are None are not sent."
-    if secret := _SECRET_FIELDS & {name.lower() for name in request}:
+    parts = [request, *(request[name] for name in ("extra", "extra_body") if isinstance(request.get(name), Mapping))]
+    if secret := _SECRET_FIELDS & {str(name).lower() for part in parts for name in part}:
         raise CdrError(f"{', '.join(sorted(secret))} must not be part of a stored key: an answer does not depend on it")
     return content_key({name: value for name, value in request.items() if value is not None})
 
-# %% ../../nbs/core/16_replay.ipynb #7d8b54f9
+# %% ../../nbs/core/16_replay.ipynb #d5ca1918
 try:
     import fcntl
 except ImportError:  # not a POSIX system: one writer at a time, please
@@ -63,6 +64,17 @@ def _line(record: Mapping[str, Any]) -> bytes:
     return json.dumps(record, ensure_ascii=False, allow_nan=False, sort_keys=True).encode() + b"\n"
 
 
+def _record_of(line: bytes) -> dict:
+    "The record of one line, or ValueError."
+    try:
+        record = json.loads(line)
+        if isinstance(record["key"], str) and isinstance(record["answer"]["status"], str):
+            return record
+    except (KeyError, TypeError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+    raise ValueError("key and status are not text")
+
+
 def _read(data: bytes, path: Path) -> dict[str, dict]:
     "Records by key; a torn last line is what a kill leaves behind, any other broken line is an error."
     found: dict[str, dict] = {}
@@ -71,28 +83,34 @@ def _read(data: bytes, path: Path) -> dict[str, dict]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
-            key, status = record["key"], record["answer"]["status"]
-            if not isinstance(key, str) or not isinstance(status, str):
-                raise ValueError("key and status are not text")
-        except (ValueError, KeyError, TypeError) as error:
+            record = _record_of(line)
+        except ValueError as error:
             if number == len(lines):
                 _LOG.warning("%s: the last line is torn and left out", path)
                 continue
             raise CdrError(f"{path}, line {number}: not a recorded answer ({error}): "
                            "restore the file, or remove the line to ask again") from None
-        if status == "ok" or found.get(key, record)["answer"]["status"] != "ok":
+        key = record["key"]
+        if record["answer"]["status"] == "ok" or found.get(key, record)["answer"]["status"] != "ok":
             found[key] = record
     return found
 
 
-def _cut_torn_line(file: Any) -> None:
-    "What a kill left of a line would make the next one unreadable, and was never an answer."
-    if size := file.seek(0, os.SEEK_END):
-        file.seek(size - 1)
-        if file.read(1) != b"\n":
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
+def _end_line(file: Any) -> None:
+    "Cut off what a kill left of a line; a whole line that only lacks its end, as editors leave it, gets one."
+    if not (size := file.seek(0, os.SEEK_END)):
+        return
+    file.seek(size - 1)
+    if file.read(1) == b"\n":
+        return
+    file.seek(0)
+    data = file.read()
+    start = data.rfind(b"\n") + 1
+    try:
+        _record_of(data[start:])
+        file.write(b"\n")
+    except ValueError:
+        file.truncate(start)
 
 
 class Replay:
@@ -139,9 +157,13 @@ class Replay:
             raise CdrError(f"{self.path} was opened for reading only")
         line = clean(_line({"key": key, "answer": answer, "request": request}).decode()).encode()
         with self._lock:
-            with _locked(self.path) as file:
-                _cut_torn_line(file)
-                file.write(line)
+            try:
+                with _locked(self.path) as file:
+                    _end_line(file)
+                    file.write(line)
+            except OSError as error:
+                raise CdrError(f"{self.path}: the answer cannot be stored ({error.strerror}): "
+                               "free some space, or choose a replay file that can be written") from None
             if answer["status"] == "ok" or self._records.get(key, {"answer": answer})["answer"]["status"] != "ok":
                 self._records[key] = json.loads(line)
             self._added.append(key)

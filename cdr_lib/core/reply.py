@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['STATUSES', 'Usage', 'LLMError', 'Reply', 'token_usage', 'read_response']
 
-# %% ../../nbs/core/17_reply.ipynb #2c4fcc13
+# %% ../../nbs/core/17_reply.ipynb #9e3c7541
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -17,7 +17,7 @@ from .config import CdrError
 from .conversation import is_blank
 from .schema import BadJSON, BadValue, parse_json, validate, without_thoughts
 
-# %% ../../nbs/core/17_reply.ipynb #933c8ab6
+# %% ../../nbs/core/17_reply.ipynb #5cb5cd7e
 @dataclass(frozen=True)
 class Usage:
     "What calls cost, over all their attempts. Sums with `+`."
@@ -44,7 +44,7 @@ class Usage:
         "Plain JSON form."
         return asdict(self)
 
-# %% ../../nbs/core/17_reply.ipynb #cb03a437
+# %% ../../nbs/core/17_reply.ipynb #854da9d2
 STATUSES = {
     "ok": "an answer; with a schema, a valid one",
     "refused": "the model or a filter declined; asked once, and stored with its reason",
@@ -94,12 +94,19 @@ class Reply:
             raise LLMError(self)
         return self.text if self.value is None else self.value
 
-# %% ../../nbs/core/17_reply.ipynb #5048366c
-_CUT = {"length", "max_tokens", "max_output_tokens", "model_length"}
+# %% ../../nbs/core/17_reply.ipynb #74d55386
+_CUT = {"length", "max_tokens", "max_output_tokens", "max_completion_tokens", "model_length", "token_limit",
+        "model_context_window_exceeded", "incomplete"}
+_FILTERED = {"content_filter", "safety", "recitation", "blocklist", "prohibited_content", "refusal"}
+_BROKEN = {"error", "abort", "cancelled"}  # the server itself stopped in the middle
 # What a refusal looks like where JSON was wanted and a sentence came.
-_REFUSAL = re.compile(r"\W*(?:(?:i['’]?m|i am|we['’]?re) (?:very |really )?(?:sorry|afraid|unable|not able)|sorry|"
-                      r"i (?:can['’]?t|cannot|can not|won['’]?t|will not|must decline)|as an ai\b|unfortunately,? i)",
-                      re.IGNORECASE)
+_REFUSAL = re.compile(
+    r"\W*(?:unfortunately,? )?"
+    r"(?:(?:i['’]?m|i am|we['’]?re|we are) (?:(?:very|really|so) )*"
+    r"(?:sorry|afraid|unable|not (?:able|comfortable|allowed))|sorry|"
+    r"(?:i|we) (?:can['’]?t|cannot|can not|won['’]?t|will not|refuse|(?:must|have to|need to) (?:\w+ )?(?:decline|refuse))|"
+    r"(?:i|we) (?:do not|don['’]?t) feel comfortable|(?:i|we) apologi[sz]e|(?:my )?apologies|as an? (?:ai|language model)\b)",
+    re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -141,12 +148,15 @@ def read_response(
     # Half a character cannot be stored: an answer that holds one is none, and of what is only shown it is taken out.
     whole = _SURROGATE.sub("?", text)
     reply = Reply(whole or None, finish_reason=finish, usage=usage)
-    if (finish or "").lower() in _CUT:
+    ended = (finish or "").lower()
+    if ended in _BROKEN:
+        return replace(reply, status="server_error", reason=f"the server broke the answer off (finish_reason {finish!r})")
+    if ended in _CUT:
         return replace(reply, status="truncated", reason=f"cut by the token limit after {len(text)} characters")
     if not is_blank(refusal):
         refusal = _SURROGATE.sub("?", refusal)
         return replace(reply, text=refusal, status="refused", reason=refusal)
-    filtered = finish == "content_filter"
+    filtered = ended in _FILTERED
     if filtered and (is_blank(text) or schema is None):
         return replace(reply, status="refused", reason="a content filter took the answer, or a part of it")
     if is_blank(text):
@@ -164,8 +174,9 @@ def read_response(
     try:
         return replace(reply, value=validate(parse_json(text), schema), flags=flags)
     except BadJSON as error:
-        if filtered or "{" not in text and _REFUSAL.match(text):
-            return replace(reply, status="refused", reason=text[:300], flags=flags)
+        spoken = without_thoughts(text)
+        if filtered or "{" not in spoken and _REFUSAL.match(spoken):
+            return replace(reply, status="refused", reason=spoken[:300], flags=flags)
         return replace(reply, status="parse_error", reason=str(error))
     except BadValue as error:
         return replace(reply, status="schema_error", reason=str(error), flags=flags)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['check_model', 'strict_schema', 'BadJSON', 'parse_json', 'without_thoughts', 'BadValue', 'validate']
 
-# %% ../../nbs/core/13_schema.ipynb #17020287
+# %% ../../nbs/core/13_schema.ipynb #19ab57a2
 import copy
 import json
 import math
@@ -17,7 +17,7 @@ from pydantic import BaseModel, RootModel, ValidationError
 
 from .config import CdrError
 
-# %% ../../nbs/core/13_schema.ipynb #ffc02eb2
+# %% ../../nbs/core/13_schema.ipynb #e4183a72
 # Where a schema holds other schemas: by name, in a list, or as the value itself.
 _BY_NAME = ("properties", "$defs", "definitions", "patternProperties")
 _IN_LIST = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -69,16 +69,17 @@ def strict_schema(
         schema = {**schema["$defs"][schema["$ref"].rpartition("/")[2]], "$defs": schema["$defs"]}
     return _strict(schema, model.__name__)
 
-# %% ../../nbs/core/13_schema.ipynb #f3870da4
+# %% ../../nbs/core/13_schema.ipynb #ddeaebaf
 class BadJSON(CdrError):
     "The text holds no JSON value, or none that can be told for sure. The message shows the text."
 
 
 _TAGS = "think|thinking|thought|reasoning|reflection|scratchpad"
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)^[ \t]*\1[ \t]*$", re.DOTALL | re.MULTILINE)
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\n`]*)\n(.*?)^[ \t]*\1[ \t]*$", re.DOTALL | re.MULTILINE)
 # Prose has braces and brackets too: JSON starts with a key, or is empty, or is a list of objects.
 _START = re.compile(r'\{\s*(?:"|\})|\[\s*\{')
-_THOUGHTS = re.compile(rf"<(/?)({_TAGS})>|{_START.pattern}", re.IGNORECASE)
+_MARK = rf"(?:<|\[(?=/?think\]))(/?)({_TAGS})[>\]]"
+_THOUGHTS = re.compile(rf"{_MARK}|{_START.pattern}", re.IGNORECASE)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -134,13 +135,15 @@ def _outside_thoughts(text: str) -> str:
         if not match[2]:
             try:
                 _, at = _DECODER.raw_decode(text, match.start())
-            except (ValueError, RecursionError):
+            except ValueError:
                 at = match.start() + 1
+            except RecursionError:  # to try this again one level deeper, and again, would take minutes
+                break
         elif match[1]:  # an end without a beginning: the chat template opened the thoughts
             kept, start, at = [], match.end(), match.end()
         else:
             kept.append(text[start:match.start()])
-            end = re.compile(f"</{match[2]}>", re.IGNORECASE).search(text, match.end())
+            end = re.compile(rf"[<\[]/{match[2]}[>\]]", re.IGNORECASE).search(text, match.end())
             start = at = end.end() if end else len(text)
     return "".join([*kept, text[start:]])
 
@@ -154,7 +157,9 @@ def _only(values: list[Any]) -> Any:
 
 
 def _fenced(text: str) -> Any:
-    return _only([_loads(match[2]) for match in _FENCE.finditer(text)])
+    "JSON in fences; those that say that they hold another language are no answer."
+    return _only([_loads(inside) for _, language, inside in _FENCE.findall(text)
+                  if not language.strip() or "json" in language.lower()])
 
 
 def parse_json(
@@ -178,15 +183,15 @@ def parse_json(
             reason = error
     raise BadJSON(f"not JSON ({reason}): {text[:300]!r}{'...' if len(text) > 300 else ''}") from None
 
-# %% ../../nbs/core/13_schema.ipynb #12a27858
+# %% ../../nbs/core/13_schema.ipynb #8081670a
 def without_thoughts(text: str) -> str:
     "A plain answer without the thoughts before it; the text as it is if it does not begin with thoughts."
-    first = re.search(rf"<(/?)(?:{_TAGS})>", text, re.IGNORECASE)
+    first = re.search(_MARK, text, re.IGNORECASE)
     if first is None or not first[1] and text[:first.start()].strip():
         return text
     return _outside_thoughts(text).strip()
 
-# %% ../../nbs/core/13_schema.ipynb #f4469f08
+# %% ../../nbs/core/13_schema.ipynb #67c5f81f
 class BadValue(CdrError):
     "The JSON value does not satisfy the schema."
 
