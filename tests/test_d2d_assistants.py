@@ -259,6 +259,15 @@ def test_llm_that_decides_cannot_invent_items():
     assert response.explanation["ignored"] == ["item 0", "item -1", "item 2", "item 400", "attribute smell"]
 
 
+@pytest.mark.parametrize("patience", [False, True])
+def test_a_model_that_says_nothing_is_an_error(patience):
+    index = CatalogIndex(SHOES, KeywordEncoder(dim=128))
+    said = json.dumps({"message": " \u200b", "items": []} | ({"asks_about": []} if patience else {}))
+    with FakeLLM([{"content": said}]) as server:
+        response = ListLlm(index, llm(server), patience=patience).start("shoes", 0).respond([Turn("user", "shoes")])
+    assert "blank text" in response.error and response.usage.billed == 1 and response.items == ()
+
+
 def test_d2d_llm_keeps_the_framework():
     index = CatalogIndex(SHOES, KeywordEncoder(dim=128))
     said = {"recommend": False, "items": [1], "attributes": ["material", "Color", "weight"]}

@@ -322,6 +322,28 @@ def test_what_gives_a_target_away(text, kinds):
     assert {leak.kind for leak in identifying([text], TOYS.items[0], TOYS)} == kinds
 
 
+def test_spelling_of_the_catalogue_does_not_hide_a_leak():
+    shop = Catalog("c", [Item("B01", "Boiler", {"Brand": "Ostra", "Color": "Red", "lid": "yes"}), Item("B02", "Pot", {"Color": "Red", "lid": "no"})])
+    assert [leak.kind for leak in identifying(["an ostra, please"], shop.items[0], shop)] == ["brand", "combination"]
+    assert identifying(["red"], shop.items[0], shop) == identifying(["red"], Item("B01", "Boiler", {"Brand": "N/A", "Color": "Red"}), shop) == []
+    assert [leak.kind for leak in identifying(["red", "with a lid"], shop.items[0], shop)] == ["combination"]
+
+
+@pytest.mark.parametrize("wrong", [{"description": None}, {"description": 5}, {"description": {"a": 1}}, {"history": None}, {"profile": 5}, {"scenario": None}])
+def test_a_shopper_of_wrong_types_is_a_bad_record_with_its_line(tmp_path, wrong):
+    row = {"id": "u", "target": "B", "query": "q", "description": ["d"]} | wrong
+    lines(tmp_path / "meta.jsonl", [{"parent_asin": "B", "title": "T"}])
+    lines(tmp_path / "shoppers.jsonl", [row])
+    with pytest.raises(CdrError, match="shoppers.jsonl, line 1"):
+        read_shopping_set(tmp_path)
+
+
+def test_attributes_that_are_no_mapping_are_a_bad_record():
+    for wrong in (None, ["color"], "color"):
+        with pytest.raises(CdrError, match="mapping"):
+            Item("a", "t", wrong)
+
+
 def test_a_rule_never_gives_the_target_away():
     for item in TOYS.items:
         for seed in range(20):

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import BaseModel
 
 from ..core.config import CdrError
-from ..core.conversation import Turn, render
+from ..core.conversation import Turn, is_blank, render
 from ..core.prompts import load_prompt
 from .catalog import Catalog, normalise_name
 from .elicit import Elicitor, LlmElicitor, RuleElicitor
@@ -294,6 +294,8 @@ class _ListSession:
             elif known not in names:
                 names.append(known)
         text = reply.value.message.strip()
+        if is_blank(text) and not rows:
+            return Response("", usage=reply.usage, error=f"{assistant.name}: blank text")
         if rows:
             text = "\n".join([text, *(f"{place}. {space.item(row).title}" for place, row in enumerate(rows, 1))])
         return Response(text, tuple(space.ids[row] for row in rows), Asked("attribute", tuple(names)) if names else None,

@@ -318,6 +318,8 @@ class Item:
             raise BadRecord(f"the id of an item must be text, not {self.id!r}")
         if not isinstance(self.title, str) or is_blank(self.title):
             raise BadRecord("an item needs a title", where=self.id)
+        if not isinstance(self.attributes, Mapping):
+            raise BadRecord(f"attributes must be a mapping, not {self.attributes!r:.80}", where=self.id)
         for name, value in self.attributes.items():
             if not isinstance(name, str) or not isinstance(value, str) or is_blank(name) or is_blank(value):
                 raise BadRecord(f"attribute {name!r} has the value {value!r}: both must be text; leave out what is missing",

@@ -30,7 +30,7 @@ from ..core.prompts import load_prompt
 from ..core.records import existing_file, json_lines
 from ..core.tables import html_cell
 from .amazon import Review, Selection, read_amazon_items, read_amazon_reviews, row_of_item
-from .catalog import Catalog, Item, normalise_value, numeric_value
+from .catalog import Catalog, Item, normalise_name, normalise_value, numeric_value
 
 # %% ../../nbs/d2d/03_shoppers.ipynb #90e621d5
 @dataclass(frozen=True)
@@ -52,9 +52,12 @@ class Shopper:
                 raise BadRecord(f"{name} of a shopper is {value!r}: it must be a text that says something", where=str(self.id))
         for name in ("description", "history"):
             value = getattr(self, name)
-            if isinstance(value, str) or not all(isinstance(part, str) for part in value):
+            if not isinstance(value, (list, tuple)) or not all(isinstance(part, str) for part in value):
                 raise BadRecord(f"{name} of a shopper must be a list of texts", where=self.id)
             object.__setattr__(self, name, tuple(value))
+        for name in ("profile", "scenario"):
+            if not isinstance(getattr(self, name), str):
+                raise BadRecord(f"{name} of a shopper must be text, not {getattr(self, name)!r}", where=self.id)
 
     def to_dict(self) -> dict[str, Any]:
         "Plain JSON form."
@@ -194,7 +197,7 @@ class Leak(NamedTuple):
 
 
 def _says(text: str, phrase: str) -> bool:
-    return re.search(rf"(?<!\w){re.escape(phrase)}(?!\w)", text) is not None
+    return bool(phrase) and re.search(rf"(?<!\w){re.escape(phrase)}(?!\w)", text) is not None
 
 
 def stated(
@@ -205,13 +208,14 @@ def stated(
     text = normalise_value(text)
     found = {}
     for name, value in item.attributes.items():
-        if value in ("yes", "no"):
+        plain = normalise_value(value)
+        if plain in ("yes", "no"):
             denied = re.search(r"\b(no|not|without|none)\b", text) is not None
-            says = _says(text, name) and denied == (value == "no")
-        elif re.fullmatch(r"[\d.,]+|.", value):
-            says = _says(text, value) and _says(text, name)
+            says = _says(text, name) and denied == (plain == "no")
+        elif re.fullmatch(r"[\d.,]+|.", plain):
+            says = _says(text, plain) and _says(text, name)
         else:
-            says = _says(text, value)
+            says = _says(text, plain)
         if says:
             found[name] = value
     return found
@@ -258,8 +262,9 @@ def identifying(
         shared |= _title_parts(other.title) & parts
         rare -= _title_parts(other.title, 1)
     parts |= {pair for pair in _title_parts(item.title, 2) if set(pair.split()) <= rare}
-    brands = {item.attributes[name] for name in BRAND_NAMES if name in item.attributes}
-    models = {item.attributes[name] for name in MODEL_NAMES if name in item.attributes} | signs
+    held = {normalise_name(name): normalise_value(value) for name, value in item.attributes.items()}
+    brands = {held[name] for name in BRAND_NAMES if name in held}
+    models = {held[name] for name in MODEL_NAMES if name in held} | signs
     prices = Counter((other.price.low, other.price.high) for other in catalog.items if other.price)
     for number, text in enumerate(texts):
         words = " ".join(re.findall(r"\w+", text))
