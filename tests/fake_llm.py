@@ -48,6 +48,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         data = self.rfile.read(int(self.headers.get("content-length", 0)))
         fake: FakeLLM = self.server.fake  # type: ignore[attr-defined]
+        if fake.stopped:  # also for connections that are still open
+            self.close_connection = True
+            return
         with fake.counting(json.loads(data), {name.lower(): value for name, value in self.headers.items()}) as (request, entry):
             time.sleep(entry.get("latency", fake.latency))
             self.answer(entry, request)
@@ -108,6 +111,7 @@ class FakeLLM:
         self.requests: list[dict] = []  # bodies, in the order in which they came
         self.headers: list[dict] = []  # names in lower case
         self.lock, self.under_way, self.most_under_way = threading.Lock(), 0, 0
+        self.stopped = False
 
     def counting(self, request: dict, headers: dict) -> _Counting:
         return _Counting(self, request, headers)
@@ -129,5 +133,6 @@ class FakeLLM:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self.stopped = True
         self._server.shutdown()
         self._server.server_close()

@@ -812,13 +812,33 @@ def test_an_interrupt_stops_a_batch_and_keeps_what_was_answered(ask):
 
 
 def test_a_server_that_stops_in_the_middle_of_a_run(ask):
-    def script(request):
-        return "a" if len(server.requests) <= 20 else {"drop": "before"}
+    questions = [[("user", str(number))] for number in range(200)]
 
-    server, llm = ask(script, concurrency=4)
-    replies = llm.chat_many([[("user", str(number))] for number in range(60)], progress=False)
-    assert {reply.status for reply in replies} == {"ok", "server_error"} and sum(reply.ok for reply in replies) == 20
-    assert len(llm.cache.path.read_text().splitlines()) == 60 and len(server.requests) <= 20 + 3 * 40
-    server.script = lambda request: "b"
-    assert sorted(reply.text for reply in llm.chat_many([[("user", str(number))] for number in range(60)], progress=False)) == (
-        ["a"] * 20 + ["b"] * 40)
+    def script(request):
+        if len(server.requests) == 30:
+            threading.Thread(target=server.__exit__).start()
+        return "a"
+
+    server, llm = ask(script, latency=0.01, concurrency=4, endpoint="lab")
+    replies = llm.chat_many(questions, progress=False)
+    done = sum(reply.ok for reply in replies)
+    assert 25 < done < 200 and {reply.status for reply in replies if not reply.ok} == {"server_error"}
+    assert all("run again later" in reply.reason for reply in replies if not reply.ok)
+    llm.close()
+    again, llm = ask(lambda request: "b", endpoint="lab")
+    texts = [reply.text for reply in llm.chat_many(questions, progress=False)]
+    assert texts == ["a" if reply.ok else "b" for reply in replies] and len(again.requests) == 200 - done
+
+
+@pytest.mark.parametrize("parts, text", [
+    ([{"type": "reasoning", "text": "hm"}, {"type": "text", "text": "a"}], "a"),
+    ([{"text": "a"}, {"type": "image"}, None, 3], "a"),
+    ([{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]}, {"type": "text", "text": "a"}], "a")])
+def test_LLM_02_thoughts_that_come_as_a_part(parts, text):
+    assert read_response({"choices": [{"message": {"content": parts}}]}).text == text
+
+
+def test_a_reason_is_said_once(ask):
+    _, llm = ask([{"status": 400, "error": {"message": "No such field."}}, {"status": 400, "body": b""}])
+    assert llm.chat(HELLO).reason == "the server answers 400: No such field."
+    assert llm.chat(HELLO).reason == "the server answers 400: no reason given"

@@ -513,6 +513,12 @@ def test_LLM_10_a_note_between_call_and_result_does_not_part_them():
         assert any(m.get("tool_calls") for m in kept) == any(m["role"] == "tool" for m in kept)
 
 
+def test_LLM_12_nobody_is_made_to_say_what_another_one_said():
+    ann, bob = ({"role": "user", "name": name, "content": name.lower()} for name in ("Ann", "Bob"))
+    assert strict_view([ann, bob]) == [{"role": "user", "content": "ann\n\nbob"}]
+    assert strict_view([ann, ("system", "note"), ann])[0]["name"] == "Ann"
+
+
 @pytest.mark.parametrize("messages", [None, 5, b"hello", [{"role": "user", "content": "a", "name": "\ud800"}],
                                       [{"role": "user", "content": "a", "name": object()}]])
 def test_what_cannot_be_sent_is_named(messages):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LLM']
 
-# %% ../../nbs/core/18_llm.ipynb #8f2865e0
+# %% ../../nbs/core/18_llm.ipynb #7e138ced
 import asyncio
 import json
 import logging
@@ -32,7 +32,7 @@ from .replay import Replay, request_key
 from .reply import Reply, Usage, read_response, token_usage
 from .schema import BadJSON, BadValue, check_model, parse_json, strict_schema, validate
 
-# %% ../../nbs/core/18_llm.ipynb #e7b3c7ca
+# %% ../../nbs/core/18_llm.ipynb #7a1c0433
 _FRAME = 16  # tokens around a message, at most, in the chat templates that we know
 
 
@@ -93,7 +93,7 @@ class _Budget:
                 self.tried = self.tried or spent > 0
                 self.changed.notify_all()
 
-# %% ../../nbs/core/18_llm.ipynb #d969b879
+# %% ../../nbs/core/18_llm.ipynb #b9039ba5
 _LOG = logging.getLogger("cdr_lib.llm")
 _loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a fork inherits the loop but not its thread
 _loops_lock = threading.Lock()
@@ -107,7 +107,7 @@ def _loop() -> asyncio.AbstractEventLoop:
             _loops[os.getpid()] = loop
         return _loops[os.getpid()]
 
-# %% ../../nbs/core/18_llm.ipynb #75e774c6
+# %% ../../nbs/core/18_llm.ipynb #f48b8e56
 _OVERFLOW_CODES = {"context_length_exceeded", "exceed_context_size_error"}
 _OVERFLOW = re.compile(r"context (?:length|window|size|overflow)|maximum context|context the overflows|"
                        r"too many (?:input )?tokens|(?:prompt|input) is too long|too long for the context|"
@@ -647,6 +647,8 @@ class LLM:
     def _judged(self, live: _Live, sent: Mapping, error: Any) -> "Trouble | _Again":
         "What an error status means; `_Stop` for what no repetition mends."
         found, message = trouble(error), redact(live.clean(error.message))
+        # The package says the number once more, and nothing else where the server says nothing.
+        message = message.removeprefix(f"Error code: {error.status_code}").removeprefix(" - ") or "no reason given"
         if found.kind != "final":
             return replace(found, reason=f"{found.reason} ({message})")
         if error.status_code in _REFUSED_REQUEST:

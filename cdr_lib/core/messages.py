@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['as_messages', 'strict_view', 'estimate_tokens', 'ContextOverflow', 'fit_context']
 
-# %% ../../nbs/core/15_messages.ipynb #6c1bb402
+# %% ../../nbs/core/15_messages.ipynb #2ecb4c21
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from .config import CdrError
 from .conversation import Turn, is_blank
 
-# %% ../../nbs/core/15_messages.ipynb #3c35bb4e
+# %% ../../nbs/core/15_messages.ipynb #07688c73
 _ROLES = ("system", "user", "assistant", "tool")
 
 
@@ -48,13 +48,16 @@ def as_messages(
         raise CdrError("no messages: there is nothing to answer")
     return found
 
-# %% ../../nbs/core/15_messages.ipynb #e6c01b57
+# %% ../../nbs/core/15_messages.ipynb #7d847ab7
 def _is_tool(message: Mapping) -> bool:
     return message["role"] == "tool" or bool(message.get("tool_calls"))
 
 
 def _join(first: dict, second: dict) -> dict:
-    return {**first, "content": f"{first['content']}\n\n{second['content']}"}
+    joined = {**first, "content": f"{first['content']}\n\n{second['content']}"}
+    if second.get("name", first.get("name")) != first.get("name"):
+        joined.pop("name", None)  # nobody is made to say what another one said
+    return joined
 
 
 def strict_view(
@@ -91,7 +94,7 @@ def strict_view(
         raise CdrError("every message is blank: there is nothing to answer")
     return view
 
-# %% ../../nbs/core/15_messages.ipynb #2962bbec
+# %% ../../nbs/core/15_messages.ipynb #736db016
 def estimate_tokens(
     message: Mapping[str, Any],
 ) -> int:  # at least 4
@@ -104,7 +107,7 @@ def estimate_tokens(
 class ContextOverflow(CdrError):
     "The system message and the question alone are longer than the context."
 
-# %% ../../nbs/core/15_messages.ipynb #7d9cd3aa
+# %% ../../nbs/core/15_messages.ipynb #8d875be6
 def _groups(messages: Sequence[Mapping]) -> list[list[int]]:
     "Numbers of messages that stay or go together: a call with its results, whatever stands between; any other alone."
     groups: list[list[int]] = []

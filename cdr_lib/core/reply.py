@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['STATUSES', 'Usage', 'LLMError', 'Reply', 'token_usage', 'read_response']
 
-# %% ../../nbs/core/17_reply.ipynb #9e3c7541
+# %% ../../nbs/core/17_reply.ipynb #427244e2
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -17,7 +17,7 @@ from .config import CdrError
 from .conversation import is_blank
 from .schema import BadJSON, BadValue, parse_json, validate, without_thoughts
 
-# %% ../../nbs/core/17_reply.ipynb #5cb5cd7e
+# %% ../../nbs/core/17_reply.ipynb #117418fb
 @dataclass(frozen=True)
 class Usage:
     "What calls cost, over all their attempts. Sums with `+`."
@@ -44,7 +44,7 @@ class Usage:
         "Plain JSON form."
         return asdict(self)
 
-# %% ../../nbs/core/17_reply.ipynb #854da9d2
+# %% ../../nbs/core/17_reply.ipynb #2507d977
 STATUSES = {
     "ok": "an answer; with a schema, a valid one",
     "refused": "the model or a filter declined; asked once, and stored with its reason",
@@ -94,7 +94,7 @@ class Reply:
             raise LLMError(self)
         return self.text if self.value is None else self.value
 
-# %% ../../nbs/core/17_reply.ipynb #74d55386
+# %% ../../nbs/core/17_reply.ipynb #86e83ca7
 _CUT = {"length", "max_tokens", "max_output_tokens", "max_completion_tokens", "model_length", "token_limit",
         "model_context_window_exceeded", "incomplete"}
 _FILTERED = {"content_filter", "safety", "recitation", "blocklist", "prohibited_content", "refusal"}
@@ -111,8 +111,9 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def _text_of(content: Any) -> str:
-    if isinstance(content, list):  # some servers send parts
-        content = "".join(part["text"] for part in content if isinstance(part, Mapping) and isinstance(part.get("text"), str))
+    if isinstance(content, list):  # some servers send parts, and thoughts as one of them
+        content = "".join(part["text"] for part in content if isinstance(part, Mapping)
+                          and part.get("type", "text") in ("text", "output_text") and isinstance(part.get("text"), str))
     return content if isinstance(content, str) else ""
 
 
