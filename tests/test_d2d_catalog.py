@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -187,6 +189,18 @@ def test_every_format_gives_the_same_catalogue(tmp_path, suffix):
                             "attributes": {"Colour": "colour"}}, tmp_path)
     assert [(item.id, item.title, dict(item.attributes), item.price and item.price.low) for item in catalog.items] == [
         ("1", "Cup & saucer", {"color": "gray"}, 4.5), ("2", "Mug", {}, None)]
+
+
+def test_nan_in_a_table_is_missing(tmp_path):
+    path = tmp_path / "items.parquet"
+    nan = float("nan")
+    pq.write_table(pa.table({"id": ["a", "b"], "title": ["A", "B"], "stars": [4.5, nan], "n": [3.0, nan], "cost": [nan, 5.0]}), path)
+    spec = {"name": "c", "file": path.name, "id": "id", "title": "title", "rating": "stars", "n_reviews": "n", "price": "cost"}
+    catalog = read_catalog(spec, tmp_path)
+    assert [(item.rating, item.n_reviews, item.price and item.price.low) for item in catalog.items] == [(4.5, 3, None), (None, 0, 5.0)]
+    pq.write_table(pa.table({"id": ["a"], "title": [nan]}), path)
+    with pytest.raises(CdrError, match="needs a title"):
+        read_catalog({"name": "c", "file": path.name, "id": "id", "title": "title"}, tmp_path)
 
 
 def test_a_wrong_description_of_a_catalogue_is_an_error(tmp_path):

@@ -245,7 +245,8 @@ def test_bad_input_is_refused():
         decide(space, Preferences.start(space), PolicyConfig(timing="random"))
     with pytest.raises(CdrError, match="uncertainty"):
         PolicyConfig(uncertainty="product")
-    for bad in ({"m": 0}, {"tau": -0.1}, {"tau": math.nan}, {"p_recommend": 2}, {"attributes_per_question": 0}):
+    for bad in ({"m": 0}, {"tau": -0.1}, {"tau": math.nan}, {"p_recommend": 2}, {"attributes_per_question": 0},
+                {"m": 2.5}, {"m": True}, {"m": "4"}, {"tau": "a"}, {"named_values": None}):
         with pytest.raises(CdrError):
             PolicyConfig(**bad)
     with pytest.raises(CdrError):

@@ -669,14 +669,16 @@ def _item(found: _Found, spec: Mapping, get: Any, named: Mapping, objects: list,
         price = replace(price, currency=spec["currency"])
     stars, reviews = (_number(get(found, spec.get(key)), key, found.place) for key in ("rating", "n_reviews"))
     lines = [line for path in texts for line in _lines(get(found, path))]
-    id, title = get(found, spec["id"]), get(found, spec["title"])
-    return Item("" if id is None else str(id), html.unescape("" if title is None else str(title)).strip(), attributes,
+    # NaN is what a table holds where nothing stands.
+    id, title = ("" if value is None or value != value else str(value)
+                 for value in (get(found, spec["id"]), get(found, spec["title"])))
+    return Item(id, html.unescape(title).strip(), attributes,
                 "\n".join(lines), price, stars, int(reviews or 0),
                 {name: value for name, path in kept.items() if (value := get(found, path)) is not None})
 
 
 def _number(value: Any, what: str, where: str) -> float | None:
-    if value is None or value == "":
+    if value is None or value == "" or value != value:
         return None
     try:
         number = float(value)

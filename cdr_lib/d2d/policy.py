@@ -7,6 +7,7 @@ __all__ = ['PolicyConfig', 'Question', 'Decision', 'top_set', 'attribute_worth',
 
 # %% ../../nbs/d2d/05_policy.ipynb #0673cf8a
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 
 import numpy as np
 
@@ -57,6 +58,9 @@ class PolicyConfig:
         for name, low, high in (("tau", 0, 1), ("p_recommend", 0, 1), ("m", 1, None), ("item_differences", 0, None),
                                 ("attributes_per_question", 1, None), ("named_values", 0, None)):
             value = getattr(self, name)
+            kind = Integral if high is None else Real
+            if isinstance(value, bool) or not isinstance(value, kind):
+                raise CdrError(f"policy: {name}={value!r} must be a {'whole ' * (kind is Integral)}number")
             if not value >= low or (high is not None and value > high):
                 raise CdrError(f"policy: {name}={value!r} must be at least {low}" + (f", at most {high}" if high else ""))
 
