@@ -842,3 +842,18 @@ def test_a_reason_is_said_once(ask):
     _, llm = ask([{"status": 400, "error": {"message": "No such field."}}, {"status": 400, "body": b""}])
     assert llm.chat(HELLO).reason == "the server answers 400: No such field."
     assert llm.chat(HELLO).reason == "the server answers 400: no reason given"
+
+
+def test_LLM_11_a_batch_learns_once_what_a_server_wants(ask, caplog):
+    def script(request):
+        if "response_format" in request:
+            return {"status": 400, "error": {"message": "json_schema is not supported"}}
+        if "max_tokens" in request:
+            return {"status": 400, "error": {"message": "use max_completion_tokens"}}
+        return WHOLE
+
+    server, llm = ask(script, latency=0.005, concurrency=4)
+    with caplog.at_level(logging.WARNING, "cdr_lib.llm"):
+        replies = llm.chat_many([[("user", str(number))] for number in range(40)], Kettle, progress=False)
+    assert all(reply.ok and reply.flags == ("schema_in_prompt",) for reply in replies)
+    assert len(server.requests) <= 40 + 2 * 4 and len(caplog.records) == 2  # it was 120 requests and 80 warnings

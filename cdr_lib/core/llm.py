@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LLM']
 
-# %% ../../nbs/core/18_llm.ipynb #7e138ced
+# %% ../../nbs/core/18_llm.ipynb #2010b762
 import asyncio
 import json
 import logging
@@ -32,7 +32,7 @@ from .replay import Replay, request_key
 from .reply import Reply, Usage, read_response, token_usage
 from .schema import BadJSON, BadValue, check_model, parse_json, strict_schema, validate
 
-# %% ../../nbs/core/18_llm.ipynb #7a1c0433
+# %% ../../nbs/core/18_llm.ipynb #41c700a2
 _FRAME = 16  # tokens around a message, at most, in the chat templates that we know
 
 
@@ -93,7 +93,7 @@ class _Budget:
                 self.tried = self.tried or spent > 0
                 self.changed.notify_all()
 
-# %% ../../nbs/core/18_llm.ipynb #b9039ba5
+# %% ../../nbs/core/18_llm.ipynb #5a637e89
 _LOG = logging.getLogger("cdr_lib.llm")
 _loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a fork inherits the loop but not its thread
 _loops_lock = threading.Lock()
@@ -107,7 +107,7 @@ def _loop() -> asyncio.AbstractEventLoop:
             _loops[os.getpid()] = loop
         return _loops[os.getpid()]
 
-# %% ../../nbs/core/18_llm.ipynb #f48b8e56
+# %% ../../nbs/core/18_llm.ipynb #48fe0603
 _OVERFLOW_CODES = {"context_length_exceeded", "exceed_context_size_error"}
 _OVERFLOW = re.compile(r"context (?:length|window|size|overflow)|maximum context|context the overflows|"
                        r"too many (?:input )?tokens|(?:prompt|input) is too long|too long for the context|"
@@ -568,9 +568,7 @@ class LLM:
         "The middle ring: the body of a response, or `_Stop`. The same request is repeated while that can help."
         failures = 0
         while True:
-            sent = self._sent(live, body, ask)
-            tally.native = "response_format" in sent
-            found = await self._once(live, sent, tally)
+            found = await self._once(live, body, ask, tally)
             if isinstance(found, Mapping):
                 live.down = False
                 return found
@@ -604,15 +602,17 @@ class LLM:
             sent["messages"] = _with_schema(sent["messages"], ask.schema)
         return {**sent, "extra_body": self.extra} if self.extra else sent
 
-    async def _once(self, live: _Live, sent: dict, tally: "_Tally") -> "Mapping | Trouble | _Again":
+    async def _once(self, live: _Live, body: Mapping, ask: _Ask, tally: "_Tally") -> "Mapping | Trouble | _Again":
         "The inner ring: one request within the budget and the number of slots."
         import openai
 
-        size = sum(len(str(value).encode()) for message in sent["messages"] for value in message.values())
-        # A schema may become a part of the prompt, and so may what extra holds, such as tools.
-        size += sum(len(json.dumps(sent[name], ensure_ascii=False).encode())
-                    for name in ("response_format", "extra_body") if name in sent)
         async with live.slots:
+            sent = self._sent(live, body, ask)  # not before: others may have learnt meanwhile what the server wants
+            tally.native = "response_format" in sent
+            size = sum(len(str(value).encode()) for message in sent["messages"] for value in message.values())
+            # A schema may become a part of the prompt, and so may what extra holds, such as tools.
+            size += sum(len(json.dumps(sent[name], ensure_ascii=False).encode())
+                        for name in ("response_format", "extra_body") if name in sent)
             need = await live.budget.reserve(size, len(sent["messages"]), sent.get(live.limit_name, 0))
             spent = need  # until something else is known
             try:
@@ -658,12 +658,14 @@ class LLM:
             if error.code == "content_filter":
                 raise _Stop("refused", message)
             if "max_tokens" in sent and "max_completion_tokens" in message:
-                _LOG.warning("%s: the server wants max_completion_tokens instead of max_tokens", self.model)
+                if live.limit_name == "max_tokens":
+                    _LOG.warning("%s: the server wants max_completion_tokens instead of max_tokens", self.model)
                 live.limit_name = "max_completion_tokens"
                 return _Again()
             if "response_format" in sent and _NO_SCHEMA.search(f"{message} {error.param}"):
-                _LOG.warning("%s: the server takes no JSON schema (%s); from now on it is written into the system "
-                             "message, and answers are validated as before", self.model, message)
+                if live.native:
+                    _LOG.warning("%s: the server takes no JSON schema (%s); from now on it is written into the system "
+                                 "message, and answers are validated as before", self.model, message)
                 live.native = False
                 return _Again()
         raise _Stop("server_error", f"the server answers {error.status_code}: {message}"
