@@ -20,7 +20,10 @@ from hypothesis import strategies as st
 from cdr_lib.core.config import CdrError, data_dir, project_root
 from cdr_lib.core.conversation import Turn
 from cdr_lib.core.llm import LLM, Usage
+from cdr_lib.d2d.assistants import D2D
 from cdr_lib.d2d.catalog import Catalog, Item
+from cdr_lib.d2d.elicit import RuleElicitor
+from cdr_lib.d2d.index import CatalogIndex
 from cdr_lib.d2d.patience import (PRESETS, LlmRater, MeasuredRater, PatienceConfig, measured_complexity,
                                   measured_informativeness, next_patience, update)
 from cdr_lib.d2d.respond import Asked, Response
@@ -511,6 +514,17 @@ def test_other_settings_data_or_assistants_are_refused(tmp_path):
         simulate(CROWD, {"d2d": Set(0.3)}, out=tmp_path, progress=False)
     with pytest.raises(CdrError, match="data"):
         simulate(ShoppingSet("kettles", make_shop(23), CROWD.shoppers), {"d2d": Set(0.2)}, out=tmp_path, progress=False)
+
+
+def test_an_elicitor_with_other_numbers_is_another_assistant(tmp_path):
+    index = CatalogIndex(SHOP, "bm25")
+
+    def run(tolerance):
+        return simulate(CROWD.take(1), {"d2d": D2D(index, RuleElicitor(tolerance=tolerance))}, out=tmp_path, progress=False)
+
+    assert run(0.1).records == run(0.1).records
+    with pytest.raises(CdrError, match="assistant d2d"):
+        run(0.2)
 
 
 def test_another_kind_of_shopper_is_another_experiment(tmp_path):

@@ -401,7 +401,7 @@ _PLAIN = (str, int, float, bool, type(None))
 
 
 def assistant_settings(assistant: Assistant) -> dict[str, Any]:
-    "What the answers of an assistant depend on: its public numbers and texts, its configuration, names of its parts."
+    "What an assistant's answers depend on: its public numbers and texts, its configuration, names and numbers of its parts."
     found: dict[str, Any] = {"class": type(assistant).__name__}
     for name, value in sorted(vars(assistant).items()):
         if name.startswith("_"):
@@ -411,7 +411,9 @@ def assistant_settings(assistant: Assistant) -> dict[str, Any]:
         elif is_dataclass(value):
             found[name] = {key: part for key, part in asdict(value).items() if isinstance(part, _PLAIN)}
         elif isinstance(part := getattr(value, "name", getattr(value, "model", None)), str):
-            found[name] = part
+            numbers = {key: number for key, number in sorted(getattr(value, "__dict__", {}).items())
+                       if key[0] != "_" and isinstance(number, (int, float)) and not isinstance(number, bool)}
+            found[name] = {"name": part, **numbers} if numbers else part
     return found
 
 
