@@ -857,3 +857,9 @@ def test_LLM_11_a_batch_learns_once_what_a_server_wants(ask, caplog):
         replies = llm.chat_many([[("user", str(number))] for number in range(40)], Kettle, progress=False)
     assert all(reply.ok and reply.flags == ("schema_in_prompt",) for reply in replies)
     assert len(server.requests) <= 40 + 2 * 4 and len(caplog.records) == 2  # it was 120 requests and 80 warnings
+
+
+def test_LLM_09_a_server_that_says_at_once_and_stays_busy_is_not_hammered(ask):
+    server, llm = ask([busy(retry_after="0")] * 3 + ["a"])
+    assert llm.chat(HELLO).text == "a" and len(server.waits) == 2
+    assert all(2 ** n / 2 <= wait <= 2 ** n for n, wait in enumerate(server.waits, 1))

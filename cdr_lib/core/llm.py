@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['LLM']
 
-# %% ../../nbs/core/18_llm.ipynb #2010b762
+# %% ../../nbs/core/18_llm.ipynb #7bf82115
 import asyncio
 import json
 import logging
@@ -32,7 +32,7 @@ from .replay import Replay, request_key
 from .reply import Reply, Usage, read_response, token_usage
 from .schema import BadJSON, BadValue, check_model, parse_json, strict_schema, validate
 
-# %% ../../nbs/core/18_llm.ipynb #41c700a2
+# %% ../../nbs/core/18_llm.ipynb #06560035
 _FRAME = 16  # tokens around a message, at most, in the chat templates that we know
 
 
@@ -93,7 +93,7 @@ class _Budget:
                 self.tried = self.tried or spent > 0
                 self.changed.notify_all()
 
-# %% ../../nbs/core/18_llm.ipynb #5a637e89
+# %% ../../nbs/core/18_llm.ipynb #147ab094
 _LOG = logging.getLogger("cdr_lib.llm")
 _loops: dict[int, asyncio.AbstractEventLoop] = {}  # by process: a fork inherits the loop but not its thread
 _loops_lock = threading.Lock()
@@ -107,7 +107,7 @@ def _loop() -> asyncio.AbstractEventLoop:
             _loops[os.getpid()] = loop
         return _loops[os.getpid()]
 
-# %% ../../nbs/core/18_llm.ipynb #48fe0603
+# %% ../../nbs/core/18_llm.ipynb #cf4f80a8
 _OVERFLOW_CODES = {"context_length_exceeded", "exceed_context_size_error"}
 _OVERFLOW = re.compile(r"context (?:length|window|size|overflow)|maximum context|context the overflows|"
                        r"too many (?:input )?tokens|(?:prompt|input) is too long|too long for the context|"
@@ -577,7 +577,8 @@ class LLM:
             most = self.busy_retries if found.kind == "busy" else min(2, self.busy_retries)
             if found.kind != "busy" and live.down:
                 most = 0
-            wait = back_off(failures, self._rng) if found.wait is None else found.wait
+            hint = found.wait or None if failures else found.wait  # "at once" is believed once
+            wait = back_off(failures, self._rng) if hint is None else hint
             status = "timeout" if found.kind == "late" else "server_error"
             if wait > self.max_wait:
                 raise _Stop(status, f"the server {found.reason} and asks to wait {wait:.0f} s, more than "
@@ -587,7 +588,7 @@ class LLM:
                 times = f" after {failures + 1} attempts" if failures else ""
                 raise _Stop(status, f"the server {found.reason}{times}: run again later, what was stored is kept")
             failures += 1
-            if found.wait is not None and found.kind == "busy":  # said to one, meant for all
+            if hint is not None and found.kind == "busy":  # said to one, meant for all
                 live.not_before = max(live.not_before, asyncio.get_running_loop().time() + wait)
             else:
                 await self._sleep(wait)
