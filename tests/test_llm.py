@@ -178,7 +178,8 @@ ANY = st.recursive(st.none() | st.booleans() | st.integers(-2,
     optional={"usage": ANY}), st.sampled_from([None, Kettle]))
 def test_no_response_is_too_strange_to_be_named(data, schema):
     reply = read_response(data, schema)
-    assert reply.status in STATUSES and reply.ok == (not reply.reason) and (schema is None or reply.ok == (reply.value is not None))
+    assert reply.status in STATUSES and reply.ok == (not reply.reason)
+    assert schema is None or reply.ok == (reply.value is not None)
     if reply.ok:
         assert reply.text and "\ud800" not in reply.text
 
@@ -789,7 +790,7 @@ def test_a_large_batch_is_prepared_at_once(tmp_path):
     start = time.process_time()
     for number in range(2000):
         llm.key([("user", f"question {number}")], Kettle)
-    assert time.process_time() - start < 1  # it was 6 s: the schema was made anew each time
+    assert time.process_time() - start < 1.5  # it was 4 s: the schema was made anew each time
 
 
 def test_a_budget_counts_tools_before_the_first_answer(ask):
