@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['simulate_sessions', 'chat', 'add_commands']
 
-# %% ../nbs/cli_d2d.ipynb #fa9524f0
+# %% ../nbs/cli_d2d.ipynb #33d0bc5d
 import argparse
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from .core.config import CdrError, nan_to_null, write_json, write_text
 from .core.conversation import Turn, is_blank, printable
 from .core.tables import Table
 
-# %% ../nbs/cli_d2d.ipynb #0218d568
+# %% ../nbs/cli_d2d.ipynb #3d0f69da
 def _data(args: argparse.Namespace):
     from cdr_lib.d2d.catalog import read_catalog
     from cdr_lib.d2d.shoppers import read_shopping_set, shoppers_for
@@ -38,12 +38,14 @@ def _model(args: argparse.Namespace):
 def _assistants(methods, shopping, args: argparse.Namespace, model) -> dict:
     from cdr_lib.core.store import Store
     from cdr_lib.d2d.assistants import make_assistants
+    from cdr_lib.d2d.elicit import RuleElicitor
     from cdr_lib.d2d.index import CatalogIndex
 
     index = CatalogIndex(shopping.catalog, args.encoder, Store(), progress=not args.quiet)
-    return make_assistants(methods, shopping, index, model, n=args.retrieved)
+    return make_assistants(methods, shopping, index, model, RuleElicitor() if args.read == "rules" else None,
+                           n=args.retrieved)
 
-# %% ../nbs/cli_d2d.ipynb #6990214c
+# %% ../nbs/cli_d2d.ipynb #79032abb
 def simulate_sessions(args: argparse.Namespace) -> int:
     "Run `cdr d2d simulate`."
     from cdr_lib.d2d.outcomes import outcome_table, session_measures
@@ -75,7 +77,7 @@ def simulate_sessions(args: argparse.Namespace) -> int:
     print(f"sessions and measures are in {portable(out) if out.is_absolute() else out}")
     return 0
 
-# %% ../nbs/cli_d2d.ipynb #511520c1
+# %% ../nbs/cli_d2d.ipynb #a6612c29
 def chat(args: argparse.Namespace) -> int:
     "Run `cdr d2d chat`."
     shopping = _data(args)
@@ -107,7 +109,7 @@ def chat(args: argparse.Namespace) -> int:
 def _shown_item(item) -> str:
     return f"{item.title}, {item.price.text}" if item.price else item.title
 
-# %% ../nbs/cli_d2d.ipynb #e8351753
+# %% ../nbs/cli_d2d.ipynb #ab81f18b
 def add_commands(
     commands: argparse._SubParsersAction,  # of the command above
 ) -> None:
@@ -135,6 +137,8 @@ def add_commands(
         command.add_argument("--shoppers", type=int, default=None, help="the first ones only")
         command.add_argument("--llm", default="scripted", metavar="URL", help="scripted, or address of an OpenAI-compatible server")
         command.add_argument("--model", default=None, help="model on that server; the key is read from OPENAI_API_KEY")
+        command.add_argument("--read", choices=("model", "rules"), default="model",
+                             help="how D2D reads what the shopper says, with a model; a small one reads badly and words well")
         command.add_argument("--replay", default=None, metavar="FILE", help="file that keeps the model's answers")
         command.add_argument("--offline", action="store_true", help="answer from that file alone")
         command.add_argument("--budget", type=int, default=None, help="tokens that may be used")
