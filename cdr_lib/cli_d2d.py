@@ -16,12 +16,9 @@ from .core.tables import Table
 
 # %% ../nbs/cli_d2d.ipynb #3d0f69da
 def _data(args: argparse.Namespace):
-    from cdr_lib.d2d.catalog import read_catalog
-    from cdr_lib.d2d.shoppers import read_shopping_set, shoppers_for
+    from cdr_lib.d2d.shoppers import open_shop
 
-    if Path(args.catalog).is_dir():
-        return read_shopping_set(args.catalog)
-    return shoppers_for(read_catalog(args.catalog), args.shoppers or 100, args.seed)
+    return open_shop(args.catalog, n=args.shoppers or 100, seed=args.seed)
 
 
 def _model(args: argparse.Namespace):

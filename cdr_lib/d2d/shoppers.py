@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['BRAND_NAMES', 'MODEL_NAMES', 'KIND_NAMES', 'Shopper', 'ShoppingSet', 'write_shopping_set', 'read_shopping_set',
            'Leak', 'stated', 'matching', 'identifying', 'load_wording', 'kind_of_item', 'points_by_rule',
-           'profile_by_rule', 'describe_by_rule', 'shoppers_from', 'shoppers_for', 'ShopperText', 'Described',
-           'describe_by_llm']
+           'profile_by_rule', 'describe_by_rule', 'shoppers_from', 'shoppers_for', 'open_shop', 'ShopperText',
+           'Described', 'describe_by_llm']
 
 # %% ../../nbs/d2d/03_shoppers.ipynb #7402cfb1
 import re
@@ -30,7 +30,7 @@ from ..core.prompts import load_prompt
 from ..core.records import existing_file, json_lines
 from ..core.tables import html_cell
 from .amazon import Review, Selection, read_amazon_items, read_amazon_reviews, row_of_item
-from .catalog import Catalog, Item, normalise_name, normalise_value, numeric_value
+from .catalog import Catalog, Item, normalise_name, normalise_value, numeric_value, read_catalog
 
 # %% ../../nbs/d2d/03_shoppers.ipynb #90e621d5
 @dataclass(frozen=True)
@@ -448,6 +448,16 @@ def shoppers_for(
                                  wording=wording)
                 for number, row in enumerate(chosen, 1)]
     return ShoppingSet(catalog.name, catalog, tuple(shoppers))
+
+
+def open_shop(
+    path: str | Path,  # a data set's folder, or a YAML file for `read_catalog`
+    name: str | None = None,  # of a folder's set; None: that of the folder
+    n: int = 100,  # shoppers at most that a bare catalogue gets
+    seed: int = 0,  # of those
+) -> ShoppingSet:
+    "A data set with its shoppers, or any catalogue with shoppers made by rule."
+    return read_shopping_set(path, name) if Path(path).is_dir() else shoppers_for(read_catalog(path), n, seed)
 
 # %% ../../nbs/d2d/03_shoppers.ipynb #ac9006ce
 class ShopperText(BaseModel):
