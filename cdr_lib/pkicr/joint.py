@@ -106,7 +106,6 @@ def library_versions(
 
 # %% ../../nbs/pkicr/02_joint.ipynb #f21477be
 _HELD = 16  # batches whose results wait on the device
-_ONE_CORE = 512  # tokens in a batch that one core runs alone
 _REMEMBERED = 1 << 18  # texts whose tokens are kept from call to call
 
 
@@ -215,7 +214,7 @@ class _Reader:
         sides = [tuple(self.packer.ids(text) for text in pair.texts) for pair in packed]
         lengths = np.array([len(question) + len(answer) for question, answer in sides], np.int64)
         lengths += sum(map(len, self._special))
-        batches = token_batches(lengths, None, _ONE_CORE if self.device == "cpu" else token_budget(self.device))
+        batches = token_batches(lengths, None, token_budget(self.device))
 
         def work(rows: np.ndarray) -> Any:
             return self._within_memory([sides[row] for row in rows])
