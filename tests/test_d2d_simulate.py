@@ -27,7 +27,7 @@ from cdr_lib.d2d.index import CatalogIndex
 from cdr_lib.d2d.patience import (PRESETS, LlmRater, MeasuredRater, PatienceConfig, measured_complexity,
                                   measured_informativeness, next_patience, update)
 from cdr_lib.d2d.respond import Asked, Response
-from cdr_lib.d2d.shoppers import Shopper, ShoppingSet
+from cdr_lib.d2d.shoppers import Shopper, ShoppingSet, stated
 from cdr_lib.d2d.simulate import STOPS, PatienceJudge, Sessions, converse, read_sessions, run_session, session_seed, simulate
 from cdr_lib.d2d.users import LlmUser, ScriptedUser, Target, UserReply, load_replies, true_answers, user_view
 from tests.fake_llm import FakeLLM
@@ -685,3 +685,13 @@ def test_the_saved_file_is_enough(tmp_path):
     sessions = simulate(CROWD, {"one": Shows()}, progress=False)
     path = sessions.save(Path(tmp_path) / "s.jsonl")
     assert read_sessions(path).records == sessions.records
+
+
+def test_a_shopper_cares_about_what_it_has_said():
+    "With few opinions, what the description or the first query names is answered all the same."
+    for shopper in CROWD.shoppers:
+        target = Target(CROWD.catalog, shopper.target)
+        named = [name for text in (shopper.query, *shopper.description) for name in stated(text, target.item)]
+        user = ScriptedUser(shopper, target, opinions=0.0)
+        assert all(user.cares(name) for name in named)
+        assert not any(user.cares(name) for name in set(CROWD.catalog.attributes) - set(named))

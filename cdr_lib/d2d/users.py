@@ -20,7 +20,7 @@ from ..core.config import CdrError, data_dir, text_hash
 from ..core.conversation import Turn
 from .catalog import Catalog, normalise_name, normalise_value
 from .respond import Asked, Response
-from .shoppers import Shopper
+from .shoppers import Shopper, stated
 
 # %% ../../nbs/d2d/10_users.ipynb #dfe0fdb2
 class Target:
@@ -187,10 +187,13 @@ class ScriptedUser(_Shopping):
         if not 0 <= opinions <= 1:
             raise CdrError(f"scripted user: opinions is {opinions}, a share lies between 0 and 1")
         self.seed, self.volunteers, self.opinions = seed, volunteers, opinions
+        self._named = {name for text in (shopper.query, *shopper.description) for name in stated(text, target.item)}
         self._bank = load_replies()
 
     def cares(self, attribute: str) -> bool:
-        "Whether this shopper has an opinion on an attribute: always the same answer, in every session."
+        "Whether this shopper has an opinion on an attribute: on what it names itself, and always the same in every session."
+        if normalise_name(attribute) in self._named:
+            return True
         drawn = int(text_hash(self.shopper.id, "cares", normalise_name(attribute))[:8], 16)
         return drawn < self.opinions * 2**32
 
