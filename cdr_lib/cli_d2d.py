@@ -10,7 +10,7 @@ import argparse
 from functools import partial
 from pathlib import Path
 
-from .core.config import CdrError, nan_to_null, write_json, write_text
+from .core.config import CdrError, json_loads, nan_to_null, write_json, write_text
 from .core.conversation import Turn, is_blank, printable
 from .core.tables import Table
 
@@ -28,8 +28,9 @@ def _model(args: argparse.Namespace):
 
     if not args.model:
         raise CdrError("--llm is the address of a server: name the model with --model")
-    return LLM(args.model, base_url=args.llm, seed=args.seed, cache=args.replay, offline=args.offline,
-               concurrency=args.workers, budget=args.budget)
+    return LLM(args.model, base_url=args.llm, temperature=args.temperature, seed=args.seed, cache=args.replay,
+               offline=args.offline, concurrency=args.workers, budget=args.budget,
+               extra=json_loads(args.extra, where="--extra") if args.extra else None)
 
 
 def _assistants(methods, shopping, args: argparse.Namespace, model) -> dict:
@@ -134,6 +135,9 @@ def add_commands(
         command.add_argument("--shoppers", type=int, default=None, help="the first ones only")
         command.add_argument("--llm", default="scripted", metavar="URL", help="scripted, or address of an OpenAI-compatible server")
         command.add_argument("--model", default=None, help="model on that server; the key is read from OPENAI_API_KEY")
+        command.add_argument("--temperature", type=float, default=0.0, help="of the model")
+        command.add_argument("--extra", default=None, metavar="JSON", help="fields that this server wants in every request, such "
+                             """as '{"repeat_penalty": 1.1}'""")
         command.add_argument("--read", choices=("model", "rules"), default="model",
                              help="how D2D reads what the shopper says, with a model; a small one reads badly and words well")
         command.add_argument("--replay", default=None, metavar="FILE", help="file that keeps the model's answers")
