@@ -25,7 +25,7 @@ from pydantic import BaseModel, Field
 from ..core.config import CdrError, data_dir, write_text
 from ..core.conversation import BadRecord, is_blank
 from ..core.io import strict_json
-from ..core.llm import LLM, Usage
+from ..core.llm import LLM
 from ..core.prompts import load_prompt
 from ..core.records import existing_file, json_lines
 from ..core.tables import html_cell
