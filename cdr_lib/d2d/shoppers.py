@@ -28,6 +28,7 @@ from ..core.io import strict_json
 from ..core.llm import LLM
 from ..core.prompts import load_prompt
 from ..core.records import existing_file, json_lines
+from ..core.reply import Usage
 from ..core.tables import html_cell
 from .amazon import Review, Selection, read_amazon_items, read_amazon_reviews, row_of_item
 from .catalog import Catalog, Item, normalise_name, normalise_value, numeric_value, read_catalog
