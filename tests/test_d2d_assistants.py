@@ -178,7 +178,7 @@ def test_every_true_answer_in_the_bank_is_understood():
     from cdr_lib.d2d.sample import load_domain_set
 
     catalog = load_domain_set("electronics").catalog
-    bank = yaml.safe_load((data_dir() / "templates" / "shopper" / "replies.yaml").read_text(encoding="utf-8"))
+    bank = yaml.safe_load((data_dir() / "templates" / "shoppers" / "replies.yaml").read_text(encoding="utf-8"))
     space, elicitor = Space.of(catalog, range(150), np.ones(150)), RuleElicitor()
     start, wrong = Preferences.start(space), []
     for j, name in enumerate(space.attributes):

@@ -275,12 +275,12 @@ def test_item_questions_follow_the_relevance():
 def test_wordings_are_complete_and_plain():
     bank = load_replies()
     assert all(len(set(wordings)) >= 3 for wordings in bank.values())
-    card = (data_dir() / "templates" / "shopper" / "README.md").read_text()
+    card = (data_dir() / "templates" / "shoppers" / "README.md").read_text()
     assert all(f"`{kind}`" in card for kind in bank)
 
 
 def test_a_broken_bank_is_an_error(tmp_path):
-    bank = yaml.safe_load((data_dir() / "templates" / "shopper" / "replies.yaml").read_text())
+    bank = yaml.safe_load((data_dir() / "templates" / "shoppers" / "replies.yaml").read_text())
     for change in ({"states": ["I want {value} in {size}"]}, {"rejects": ["No {title}"]}, {"greets": ["Hello"]}):
         path = tmp_path / f"{len(str(change))}.yaml"
         path.write_text(yaml.safe_dump({**bank, **change}))

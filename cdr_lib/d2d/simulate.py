@@ -321,8 +321,11 @@ def session_key(record: Mapping) -> tuple[str, str, str, int]:
 
 def read_sessions(
     path: str | Path,  # a file of records, or the folder of a simulation
+    *more: str | Path,  # further ones, to be joined in this order
 ) -> Sessions:
     "Read what `simulate` or `Sessions.save` wrote. In a folder whose run was cut short, what is finished."
+    if more:
+        return read_sessions(path) + read_sessions(*more)
     path = Path(path)
     if not path.is_dir():
         return Sessions(_read_records(path, torn=False))

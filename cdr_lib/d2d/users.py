@@ -83,7 +83,7 @@ class User(Protocol):
 # %% ../../nbs/d2d/10_users.ipynb #edbfb8de
 @dataclass(frozen=True)
 class Answer:
-    "One thing that is true of the target; `kind` is a key of data/templates/shopper/replies.yaml."
+    "One thing that is true of the target; `kind` is a key of data/templates/shoppers/replies.yaml."
 
     kind: str
     fields: Mapping[str, str]
@@ -132,10 +132,10 @@ def true_answers(
 # %% ../../nbs/d2d/10_users.ipynb #a583ee74
 @lru_cache(maxsize=4)
 def load_replies(
-    path: str | None = None,  # default: data/templates/shopper/replies.yaml
+    path: str | None = None,  # default: data/templates/shoppers/replies.yaml
 ) -> dict[str, tuple[str, ...]]:  # kind of answer -> wordings
     "The wordings of the scripted user; a kind that lacks a field or has an unknown one is an error."
-    path = path or str(data_dir() / "templates" / "shopper" / "replies.yaml")
+    path = path or str(data_dir() / "templates" / "shoppers" / "replies.yaml")
     with open(path, encoding="utf-8") as file:
         bank = yaml.safe_load(file)
     if wrong := set(bank) ^ set(_FIELDS):
