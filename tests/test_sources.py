@@ -1,4 +1,4 @@
-"""core.sources: every adapter on sound, odd and hostile input, and on the public corpora where CDR_DATA has them."""
+"""core.formats, core.corpora, core.sources: every adapter on sound, odd and hostile input, and on the public corpora."""
 
 import json
 import os
@@ -13,24 +13,17 @@ from hypothesis import strategies as st
 
 from cdr_lib.core.config import CdrError
 from cdr_lib.core.conversation import ROLES, BadRecord, Conversation, Turn
-from cdr_lib.core.io import read_parquet, write_parquet
-from cdr_lib.core.sources import (
-    SOURCES,
+from cdr_lib.core.corpora import frame_acts, frame_spans, frame_states, read_dialogsum, read_mtbench101, read_sgd
+from cdr_lib.core.formats import (
     content_text,
-    frame_acts,
-    frame_spans,
-    frame_states,
-    load_source,
-    read_dialogsum,
     read_long_csv,
     read_messages_jsonl,
-    read_mtbench101,
-    read_sgd,
     read_sharegpt,
     role_of,
-    sources,
     thread_utterances,
 )
+from cdr_lib.core.io import read_parquet, write_parquet
+from cdr_lib.core.sources import SOURCES, load_source, sources
 
 QUIET = settings(
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
