@@ -1,0 +1,132 @@
+"""Signals and rules against hand computation, and languages against texts whose language is known."""
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdr_lib.core.config import CdrError
+from cdr_lib.core.conversation import Conversation, Turn
+from cdr_lib.curation.signals import GOPHER, RULES, SIGNALS, Rule, ends_sentence, first_failing, judge, link_spans, signals
+
+
+def talk(*texts: str, id: str = "c") -> Conversation:
+    return Conversation(id, tuple(Turn(("user", "assistant")[i % 2], text) for i, text in enumerate(texts)))
+
+
+def one(*texts: str) -> dict:
+    return {name: column[0] for name, column in signals([talk(*texts)]).items()}
+
+
+def test_CUR_09_blank_lines_and_empty_texts():
+    texts = ["Hello there\n\n\n\nHow are you?\n\nBye", "buy now\nbuy now\nbuy now\nreal question?", "", "   \n "]
+    assert [one(text)["dup_lines"] for text in texts] == [0.0, 0.5, 0.0, 0.0]
+    found = signals([talk(text) for text in texts])
+    assert all(np.isfinite(column).all() for column in found.values())
+    assert judge(found).tolist()[2:] == ["empty", "empty"] and judge(found)[0] == ""
+
+
+@pytest.mark.parametrize("line_end", ["\n", "\r\n", "\r", "\u2028"])
+def test_CUR_09_every_kind_of_line_end(line_end):
+    text = line_end.join(["one two", "", "one two", "", "", "three"])
+    found = one(text)
+    assert found["dup_lines"] == np.float32(1 / 3) and found["dup_paragraphs"] == np.float32(1 / 3)
+
+
+def test_CUR_11_url_characters_not_matches():
+    text = "look https://a.example/x and (https://b.example/yy)."
+    assert [text[a:b] for a, b in link_spans(text)] == ["https://a.example/x", "https://b.example/yy"]
+    assert one(text)["url_ratio"] == 0.75 and one(text)["n_chars"] == 52
+    assert one("")["url_ratio"] == 0.0
+
+
+@pytest.mark.parametrize("text, links", [
+    ("See https://en.example/wiki/A_(b), please", ["https://en.example/wiki/A_(b)"]),
+    ("[link](https://a.example/b)!", ["https://a.example/b"]),
+    ("<https://a.example/?q=1&r=2>", ["https://a.example/?q=1&r=2"]),
+    ("www.a.example. And WWW is not", ["www.a.example"]),
+    ("«https://a.example/x»…", ["https://a.example/x"]),
+    ("看https://a.example/x。好", ["https://a.example/x"]),
+    ("no :// link, nor http://", []),
+    ("https://a.example/https://b.example", ["https://a.example/https://b.example"]),
+])
+def test_link_spans(text, links):
+    assert [text[a:b] for a, b in link_spans(text)] == links
+
+
+def test_CUR_13_sentence_ends_of_many_scripts():
+    texts = ["你好。", "本当ですか？", "متى؟", "धन्यवाद।", 'He said "yes."', "(really!)", "ok…", "hello",
+             "see https://a.example/x", "first,"]
+    assert [ends_sentence(text) for text in texts] == [True] * 7 + [False] * 3
+    assert [bool(one(text)["ends_sentence"]) for text in texts] == [True] * 7 + [False] * 3
+    assert signals([talk("a;")], ends=";")["ends_sentence"][0] == 1
+    # the share is over the turns that show something
+    assert one("Yes.", " ", "no", "Fine!")["ends_sentence"] == np.float32(2 / 3)
+
+
+def test_ratios_by_hand():
+    found = one("Ab1, x€", "ÀB 22")  # 7 + 5 characters
+    assert found["n_chars"] == 12 and found["n_words"] == 4 and found["n_turns"] == 2
+    assert found["punctuation_ratio"] == np.float32(1 / 12) and found["symbol_ratio"] == np.float32(1 / 12)
+    assert found["digit_ratio"] == np.float32(3 / 12)
+    assert found["upper_ratio"] == np.float32(3 / 5)
+    assert found["letter_ratio"] == np.float32(5 / 10)
+    assert found["role_balance"] == 1 and found["user_share"] == np.float32(7 / 12)
+
+
+def test_repeats_are_what_comes_after_the_first():
+    # "go go go go": words 3-11 repeat the bigram, 8 of 11 characters
+    assert one("go go go go")["top_2"] == np.float32(8 / 11)
+    # the phrase of five words stands twice: its second copy is 9 of 25 characters
+    assert one("a b c d e", "x y z", "a b c d e")["dup_5"] == np.float32(9 / 23)
+    assert all(one("every word stands here only once")[f"top_{n}"] == 0 for n in (2, 3, 4))
+    # two different bigrams repeat: the one that covers more counts
+    assert one("aa bb", "c d", "aa bb", "c d")["top_2"] == np.float32(5 / 16)
+
+
+@given(st.lists(st.lists(st.text(st.sampled_from("ab \n.1é你😊\u200b"), max_size=40), min_size=1, max_size=3), max_size=6))
+@settings(max_examples=60, deadline=None)
+def test_signals_are_shares_and_independent_of_company(texts):
+    corpus = [talk(*turns, id=str(i)) for i, turns in enumerate(texts)]
+    found = signals(corpus)
+    assert tuple(found) == SIGNALS
+    for name, column in found.items():
+        assert len(column) == len(corpus) and np.isfinite(column).all() and (column >= 0).all()
+        if not name.startswith("n_") and name != "word_length":
+            assert (column <= 1).all(), name
+        assert np.array_equal(column, signals(iter(corpus), batch_chars=5)[name]), name
+
+
+def test_same_numbers_in_every_process():
+    script = ("import hashlib; from cdr_lib.core.conversation import Conversation; from cdr_lib.curation.signals import signals;"
+              "f = signals([Conversation.make(str(i), ('user', 'word ' * i + 'ü你' * i)) for i in range(50)]);"
+              "print(hashlib.sha256(b''.join(c.tobytes() for c in f.values())).hexdigest())")
+    runs = {subprocess.run([sys.executable, "-c", script], env={"PYTHONHASHSEED": seed}, capture_output=True,
+                           check=True).stdout for seed in ("0", "1")}
+    assert len(runs) == 1
+
+
+@pytest.mark.parametrize("text", ["a" * 1_000_000, "ha " * 333_333, "\n" * 1_000_000, "https://a.example/" + ")" * 999_000,
+                                  "a://" * 250_000, "你" * 1_000_000, "www." * 250_000, "😊" * 1_000_000])
+def test_a_turn_of_a_million_characters(text):
+    start = time.perf_counter()
+    found = signals([talk("hi"), talk(text), talk("bye")])
+    assert time.perf_counter() - start < 20  # a busy machine; about half a second on a free one
+    assert all(np.isfinite(column).all() for column in found.values())
+    assert found["n_chars"].tolist() == [2, len(text), 3]
+
+
+def test_rules():
+    found = signals([talk("hello there"), talk("")])
+    assert first_failing(found).tolist() == [-1, 0]
+    assert judge(found, [Rule("n_words", most=1, reason="long")]).tolist() == ["long", ""]
+    # a share at the limit is inside, although 0.2 is no float32
+    assert judge({"url_ratio": np.array([0.2, 0.2001], np.float32)}, [Rule("url_ratio", most=0.2)]).tolist() == ["", "url_ratio"]
+    with pytest.raises(CdrError, match="known are"):
+        Rule("nope", most=1)
+    with pytest.raises(CdrError, match="missing"):
+        judge({"n_words": np.zeros(1)}, [Rule("url_ratio", most=1)])
+    assert {rule.signal for rule in (*RULES, *GOPHER)} <= set(SIGNALS)
