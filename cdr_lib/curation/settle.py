@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['EVALUATION_SPLITS', 'preference', 'Duplicates', 'settle', 'in_evaluation', 'conversation_ranks', 'split_dropped']
 
-# %% ../../nbs/curation/01_settle.ipynb #698b4119
-from collections.abc import Iterable, Sequence
+# %% ../../nbs/curation/01_settle.ipynb #08108097
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +15,7 @@ import pandas as pd
 from ..core.config import CdrError
 from ..core.conversation import Conversation, render
 
-# %% ../../nbs/curation/01_settle.ipynb #e7fbad27
+# %% ../../nbs/curation/01_settle.ipynb #e6df16fb
 def preference(
     lengths,  # int [n], such as characters
     ids: Sequence[str],  # distinct
@@ -56,7 +56,7 @@ def _order(rank, evaluation: np.ndarray) -> np.ndarray:  # int64 [n], rows in th
         raise CdrError(f"rank must hold each of 0 .. {n - 1} once, as `preference` makes it")
     return np.lexsort((rank, ~evaluation))
 
-# %% ../../nbs/curation/01_settle.ipynb #6f7f247b
+# %% ../../nbs/curation/01_settle.ipynb #f7305d1b
 @dataclass(frozen=True)
 class Duplicates:
     "Who falls to whom. Arrays with an entry per row; `survivor[i] == i` where row i is kept."
@@ -94,7 +94,7 @@ class Duplicates:
         return (f"<p>{len(self):,} rows: {int(self.kept.sum()):,} kept, {int((~self.kept).sum()):,} fall to "
                 f"{len(sizes):,} of them; the largest cluster holds {int(sizes.max()) if len(sizes) else 1:,}</p>")
 
-# %% ../../nbs/curation/01_settle.ipynb #d466441f
+# %% ../../nbs/curation/01_settle.ipynb #5f4b231a
 def _rows_of(starts: np.ndarray, rows: np.ndarray) -> np.ndarray:  # int64, places in the flat array, row after row
     "Places of the entries of `rows` in an array whose row r lies at starts[r]:starts[r + 1]."
     begins, counts = starts[rows], starts[rows + 1] - starts[rows]
@@ -164,7 +164,7 @@ def settle(
     score[order[loser[best]]] = similarity[best]
     return Duplicates(survivor, score, copies)
 
-# %% ../../nbs/curation/01_settle.ipynb #b5d8dceb
+# %% ../../nbs/curation/01_settle.ipynb #028c7bef
 EVALUATION_SPLITS = ("test", "testing", "dev", "development", "val", "valid", "validation", "eval", "evaluation")
 
 
