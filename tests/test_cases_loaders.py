@@ -7,11 +7,11 @@ import pytest
 from cdr_lib.core.collection import BadCollection, Collection
 from cdr_lib.core.config import CdrError
 from cdr_lib.core.conversation import BadRecord, Conversation, Turn, is_blank, render
-from cdr_lib.core.corpora import frame_acts, frame_spans, frame_states, read_sgd
 from cdr_lib.core.formats import read_long_csv, read_messages_jsonl, read_sharegpt, thread_utterances
 from cdr_lib.core.io import by_id, read_jsonl, read_parquet, write_jsonl, write_parquet
 from cdr_lib.core.layouts import read_beir, read_cdr, write_cdr
 from cdr_lib.core.records import json_lines
+from cdr_lib.core.tasks import frame_acts, frame_spans, frame_states, read_sgd
 
 
 def lines(path, *rows):

@@ -1,4 +1,4 @@
-"""core.formats, core.corpora, core.sources: every adapter on sound, odd and hostile input, and on the public corpora."""
+"""core.formats, core.tasks, core.talks, core.sources: every adapter on sound, odd and hostile input, and on the public corpora."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cdr_lib.core.config import CdrError
 from cdr_lib.core.conversation import ROLES, BadRecord, Conversation, Turn
-from cdr_lib.core.corpora import frame_acts, frame_spans, frame_states, read_dialogsum, read_mtbench101, read_sgd
+from cdr_lib.core.logs import read_mtbench101
 from cdr_lib.core.formats import (
     content_text,
     read_long_csv,
@@ -24,6 +24,8 @@ from cdr_lib.core.formats import (
 )
 from cdr_lib.core.io import read_parquet, write_parquet
 from cdr_lib.core.sources import SOURCES, load_source, sources
+from cdr_lib.core.talks import read_dialogsum
+from cdr_lib.core.tasks import frame_acts, frame_spans, frame_states, read_sgd
 
 QUIET = settings(
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

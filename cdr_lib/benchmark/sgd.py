@@ -21,7 +21,7 @@ from ..core.config import CdrError, data_dir, write_json
 from ..core.conversation import BadRecord, Conversation, content_hash
 from ..core.layouts import write_cdr
 from ..core.records import Reject, Rejects, excerpt
-from ..core.corpora import read_sgd
+from ..core.tasks import read_sgd
 
 # %% ../../nbs/benchmark/01_sgd.ipynb #d18433a5
 class Action(NamedTuple):
