@@ -114,6 +114,7 @@ class Reader:
         self.on_error = one_of("on_error", on_error, ON_ERROR)
         self.on_duplicate = one_of("on_duplicate", on_duplicate, ON_DUPLICATE)
         self.rejects = Rejects()
+        self.repeated: list[str] = []  # ids of the exact repeats
         # records, conversations, turns, blank_turns, repeats, renamed, surrogates_replaced, and what `parse` counts
         self.counts: Counter[str] = Counter()
         self._stream = self._read(records, parse)
@@ -153,6 +154,7 @@ class Reader:
                     continue
                 if kept is None:
                     counts["repeats"] += 1
+                    self.repeated.append(conversation.id)
                     continue
                 counts["renamed"] += kept.id != conversation.id
                 counts["conversations"] += 1
