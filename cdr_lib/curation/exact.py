@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['normal_text', 'exact_keys', 'exact_duplicates', 'drop_exact', 'repeated_turns']
 
-# %% ../../nbs/curation/02_exact.ipynb #805306be
+# %% ../../nbs/curation/02_exact.ipynb #63ede113
 import hashlib
 import re
 import unicodedata
@@ -16,9 +16,9 @@ import pandas as pd
 
 from ..core.config import CdrError
 from ..core.conversation import Conversation
-from .settle import Duplicates, _mask, _order, conversation_ranks, split_dropped
+from .settle import Duplicates, conversation_ranks, settle_groups, split_dropped
 
-# %% ../../nbs/curation/02_exact.ipynb #1f75ec73
+# %% ../../nbs/curation/02_exact.ipynb #00dfd51d
 _HIDDEN = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f"
                      "\ufeff\ufff9-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a]")
 
@@ -35,7 +35,7 @@ def normal_text(text: str) -> str:
         text = " ".join(unicodedata.normalize("NFC", _HIDDEN.sub("", text)).split())
     return text
 
-# %% ../../nbs/curation/02_exact.ipynb #9d023abc
+# %% ../../nbs/curation/02_exact.ipynb #bcd7e095
 def exact_keys(
     conversations: Iterable[Conversation],
     first: int | None = None,  # compare the first turns that show something; None = all
@@ -66,22 +66,14 @@ def exact_duplicates(
     keys = np.asarray(keys)
     if keys.shape != (len(rank), 2) or keys.dtype != np.uint64:
         raise CdrError(f"keys must be uint64 [{len(rank)}, 2], not {keys.dtype} {list(keys.shape)}")
-    n, evaluation = len(rank), _mask(evaluation, len(rank))
-    place = np.empty(n, np.int64)
-    place[_order(rank, evaluation)] = np.arange(n)
-    order = np.lexsort((place, keys[:, 1], keys[:, 0]))
-    new = np.ones(n, bool)
-    np.any(keys[order[1:]] != keys[order[:-1]], axis=1, out=new[1:])
+    order = np.lexsort(keys.T)
+    new = np.concatenate([[True], (keys[order[1:]] != keys[order[:-1]]).any(axis=1)])[:len(keys)]
     new |= ~keys[order].any(axis=1)
-    # The first of each run of equal keys is the best-ranked one.
-    best = np.empty(n, np.int64)
-    best[order] = order[np.maximum.accumulate(np.where(new, np.arange(n), 0))] if n else order
-    copies = np.flatnonzero((best != np.arange(n)) & evaluation)
-    survivor = np.where(evaluation, np.arange(n), best)
-    similarity = np.where(survivor == np.arange(n), np.nan, 1).astype(np.float32)
-    return Duplicates(survivor, similarity, copies)
+    groups = np.empty(len(keys), np.int64)
+    groups[order] = np.cumsum(new)
+    return settle_groups(groups, [], [], [], rank, evaluation)
 
-# %% ../../nbs/curation/02_exact.ipynb #cb4bc160
+# %% ../../nbs/curation/02_exact.ipynb #e681136d
 def drop_exact(
     conversations: Sequence[Conversation],
     first: int | None = None,  # compare the first turns that show something; None = all
@@ -93,7 +85,7 @@ def drop_exact(
     rank, evaluation = conversation_ranks(conversations, evaluation)
     return split_dropped(conversations, exact_duplicates(exact_keys(conversations, first, roles), rank, evaluation))
 
-# %% ../../nbs/curation/02_exact.ipynb #7e619183
+# %% ../../nbs/curation/02_exact.ipynb #6a181c3e
 def repeated_turns(
     conversations: Iterable[Conversation],
     least: int = 3,  # conversations that a turn must occur in

@@ -6,12 +6,12 @@
 __all__ = ['SHINGLES', 'FuzzyConfig', 'Sketches', 'sketch', 'fuzzy_duplicates', 'drop_fuzzy', 'fuzzy_pairs', 'score_pairs',
            'score_kept']
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #d1570e29
+# %% ../../nbs/curation/03_fuzzy.ipynb #760b9e77
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +22,10 @@ from tqdm.auto import tqdm
 from ..core.config import CdrError, atomic_path, read_json, write_json
 from ..core.conversation import Conversation, render
 from .exact import normal_text
-from .settle import (Duplicates, Pairs, _first_independent, _mask, _order, _rows_of, conversation_ranks,
-                                     settle, split_dropped)
+from .settle import (Duplicates, Pairs, _first_independent, _leaders, _mask, _order, _rows_of,
+                                     conversation_ranks, settle_groups, split_dropped)
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #8010a966
+# %% ../../nbs/curation/03_fuzzy.ipynb #d278371d
 SHINGLES = ("auto", "word", "char")
 
 
@@ -36,7 +36,7 @@ class FuzzyConfig:
     threshold: float = 0.8  # least Jaccard similarity of two sets of shingles
     words: int = 5  # words per shingle
     characters: int = 5  # characters per shingle, where characters are used
-    shingle: str = "auto"  # "auto": characters for texts mostly in a script without spaces (Chinese, Japanese, Thai ...)
+    shingle: str = "auto"  # "word", "char", or "auto": characters for texts mostly in a script without spaces
     permutations: int = 128  # length of the MinHash signature
     bands: int | None = None  # default: chosen from the threshold
     seed: int = 0  # of the permutations; the sets of shingles do not depend on it
@@ -52,7 +52,7 @@ class FuzzyConfig:
         if self.bands is not None and not 1 <= self.bands <= self.permutations:
             raise CdrError(f"bands={self.bands}: must lie between 1 and permutations={self.permutations}")
 
-    @property
+    @cached_property
     def layout(self) -> tuple[int, int]:  # bands, values per band
         "How the signature is cut."
         if self.bands is not None:
@@ -68,7 +68,7 @@ class FuzzyConfig:
             bands, rows = self.layout
         return 1 - (1 - np.asarray(similarity, dtype=float) ** rows) ** bands
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #f38635ae
+# %% ../../nbs/curation/03_fuzzy.ipynb #8153a040
 _GAP, _WORD, _CONTINUOUS, _HIDDEN = range(4)
 _UNSPACED = ((0xe00, 0xfff), (0x1000, 0x109f), (0x1780, 0x17ff), (0x19e0, 0x19ff), (0x1b00, 0x1b7f), (0x3005, 0x3007),
              (0x3040, 0x312f), (0x31a0, 0x31bf), (0x31f0, 0x31ff), (0x3400, 0x4dbf), (0x4e00, 0xa4cf), (0xa980, 0xa9ff),
@@ -82,7 +82,8 @@ def _classes() -> np.ndarray:  # uint8 [0x110000]
     table = np.zeros(0x110000, np.uint8)
     kinds = {"L": _WORD, "M": _WORD, "N": _WORD, "S": _WORD, "Co": _WORD, "Cc": _HIDDEN, "Cf": _HIDDEN}
     for start, stop in ((0, 0x33480), (0xe0000, 0xe0200)):
-        table[start:stop] = [kinds.get(kind[0], kinds.get(kind, _GAP)) for kind in map(unicodedata.category, map(chr, range(start, stop)))]
+        categories = map(unicodedata.category, map(chr, range(start, stop)))
+        table[start:stop] = [kinds.get(kind[0], kinds.get(kind, _GAP)) for kind in categories]
     table[0xf0000:] = _WORD  # private use
     for start, stop in _UNSPACED:
         part = table[start:stop + 1]
@@ -115,7 +116,7 @@ def _unspaced(texts: Sequence[str]) -> np.ndarray:  # bool [n]
     counts = [np.diff(np.cumsum(classes == kind)[ends]) for kind in (_WORD, _CONTINUOUS)]
     return (counts[1] > 0) & (counts[1] >= counts[0])
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #d30eaa78
+# %% ../../nbs/curation/03_fuzzy.ipynb #df2954b0
 _ODD = 0x9e3779b97f4a7c15  # the golden ratio, in 64 bits
 _MODULUS = 1 << 64
 
@@ -178,7 +179,7 @@ def _grams(tokens: np.ndarray, first: np.ndarray, size: int) -> tuple[np.ndarray
     inside = mixed[_rows_of(first, np.arange(len(counts)), counts)]
     return _mixed(inside) >> np.uint64(16), counts
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #f4992487
+# %% ../../nbs/curation/03_fuzzy.ipynb #707ecc5d
 def _shingles(texts: Sequence[str], config: FuzzyConfig) -> tuple[np.ndarray, np.ndarray]:  # uint64 flat, int64 [n]
     "Sorted sets of shingles, one after the other, and their sizes."
     ascii_text = np.fromiter(map(str.isascii, texts), bool, len(texts))
@@ -225,7 +226,7 @@ def _sorted_sets(flat: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> tu
         result[_rows_of(begins, rows, sizes[rows])] = values
     return result, sizes
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #87be477b
+# %% ../../nbs/curation/03_fuzzy.ipynb #3fbd826e
 def _signatures(flat: np.ndarray, counts: np.ndarray, config: FuzzyConfig) -> np.ndarray:  # uint32 [permutations, n]
     "MinHash signatures of texts with at least one shingle each."
     random = np.random.default_rng(config.seed)
@@ -244,17 +245,15 @@ def _signatures(flat: np.ndarray, counts: np.ndarray, config: FuzzyConfig) -> np
 
 def _band_keys(signatures: np.ndarray, config: FuzzyConfig) -> np.ndarray:  # uint64 [n, bands]
     bands, rows = config.layout
-    keys = np.empty((signatures.shape[1], bands), np.uint64)
-    for band in range(bands):
-        mixed = np.zeros(signatures.shape[1], np.uint64)
-        for row in signatures[band * rows:(band + 1) * rows]:
-            mixed *= np.uint64(_ODD)
-            mixed += row
-            _mixed(mixed)
-        keys[:, band] = mixed
-    return keys
+    cut = signatures[:bands * rows].reshape(bands, rows, -1)
+    keys = np.zeros((bands, signatures.shape[1]), np.uint64)
+    for row in range(rows):
+        keys *= np.uint64(_ODD)
+        keys += cut[:, row]
+        _mixed(keys)
+    return keys.T
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #484192db
+# %% ../../nbs/curation/03_fuzzy.ipynb #47681bc4
 @dataclass(frozen=True)
 class Sketches:
     "Band keys and sets of shingles of n texts."
@@ -323,7 +322,8 @@ class Sketches:
         if not sketches:
             raise CdrError("Sketches.concat: nothing to join")
         if len({sketch.config for sketch in sketches}) > 1:
-            raise CdrError("Sketches.concat: sketches of different parameters do not compare: make them with one FuzzyConfig")
+            raise CdrError("Sketches.concat: sketches of different parameters do not compare: "
+                           "make them with one FuzzyConfig")
         sizes = np.concatenate([np.diff(sketch.offsets) for sketch in sketches])
         bands, lengths, whole = (np.concatenate([getattr(sketch, name) for sketch in sketches])
                                  for name in ("bands", "lengths", "whole"))
@@ -358,7 +358,8 @@ class Sketches:
         folder = Path(folder)
         config = FuzzyConfig(**read_json(folder / "fuzzy.json"))
         try:
-            bands, offsets, lengths, whole = (np.load(folder / f"{name}.npy") for name in ("bands", "offsets", "lengths", "whole"))
+            bands, offsets, lengths, whole = (np.load(folder / f"{name}.npy")
+                                              for name in ("bands", "offsets", "lengths", "whole"))
             # An empty file cannot be mapped.
             shingles = np.load(folder / "shingles.npy", mmap_mode="r" if mmap and offsets[-1] else None)
         except (OSError, ValueError, EOFError) as error:
@@ -378,7 +379,7 @@ def _slices(work: np.ndarray, budget: int) -> Iterator[slice]:
         low = high
 
 
-_BATCH = 1 << 18  # characters that are hashed at once: the arrays stay in the cache
+_BATCH = 1 << 19  # characters that are hashed at once: the arrays stay in the cache
 
 
 def sketch(
@@ -410,7 +411,7 @@ def sketch(
     flat, bands, counts, lengths, whole = map(np.concatenate, zip(*done))
     return Sketches(bands, (flat,), np.concatenate([[0], np.cumsum(counts)]), lengths, whole, config)
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #757b64c5
+# %% ../../nbs/curation/03_fuzzy.ipynb #46adb8c6
 @dataclass(frozen=True)
 class _Buckets:
     "Texts that share a band key with another one, by bucket. Texts are numbered in order of preference."
@@ -466,7 +467,8 @@ class _Greedy:
                 bar.update(min(block, len(texts) - low))
             # A fallen text may be still closer to a text that was kept later.
             self.compare(np.flatnonzero(self.fallen), later=True)
-        return tuple(map(np.concatenate, zip(*self.found))) if self.found else (np.empty(0, np.int64),) * 2 + (np.empty(0, np.float32),)
+        nothing = np.empty(0, np.int64)
+        return tuple(map(np.concatenate, zip((nothing, nothing, np.empty(0, np.float32)), *self.found)))
 
     def take(self, block: np.ndarray) -> None:
         self.compare(block)
@@ -556,37 +558,29 @@ def fuzzy_duplicates(
     n, evaluation = len(sketches), _mask(evaluation, len(sketches))
     if len(rank) != n:
         raise CdrError(f"fuzzy_duplicates: {n} sketches need as many ranks, not {len(rank)}")
-    order = _order(rank, evaluation)
-    some = order[np.diff(sketches.offsets)[order] > 0]
-    # Of equal sets the first stands for all.
-    by_set = np.argsort(sketches.whole[some], kind="stable")
-    whole = sketches.whole[some][by_set]
-    new = np.concatenate([[True], whole[1:] != whole[:-1]])[:len(whole)]
-    leader = np.arange(n)
-    leader[some[by_set]] = some[by_set][np.maximum.accumulate(np.where(new, np.arange(len(some)), 0))]
-    leading = some[leader[some] == some]
+    sizes = np.diff(sketches.offsets)
+    # Of equal sets the best-ranked one stands for all.
+    groups = np.unique(sketches.whole, return_inverse=True)[1]
+    groups[sizes == 0] = n + np.flatnonzero(sizes == 0)
+    leading = _order(rank, evaluation)
+    leading = leading[(_leaders(groups, rank, evaluation) == np.arange(n))[leading] & (sizes[leading] > 0)]
     greedy = _Greedy(sketches, leading, config.threshold, int(evaluation[leading].sum()))
     early, late, similarity = greedy.run(block, progress)
-    found = settle(leading[early], leading[late], similarity, rank, evaluation)
-    followers = np.flatnonzero((leader != np.arange(n)) & ~evaluation)
-    survivor, score = found.survivor.copy(), found.similarity.copy()
-    survivor[followers] = survivor[leader[followers]]
-    score[followers] = np.where(np.isnan(score[leader[followers]]), 1, score[leader[followers]])
-    copies = np.flatnonzero((leader != np.arange(n)) & evaluation)
-    return Duplicates(survivor, score, np.union1d(found.evaluation_copies, copies))
+    return settle_groups(groups, leading[early], leading[late], similarity, rank, evaluation)
 
 
 def _checked(sketches: Sketches, config: FuzzyConfig | None) -> FuzzyConfig:
     made = sketches.config
     config = config or made
     if replace(config, threshold=made.threshold, bands=made.bands) != made:
-        raise CdrError(f"these sketches were made with other parameters ({made}): make new ones, only the threshold may differ")
+        raise CdrError(f"these sketches were made with other parameters ({made}): make new ones, "
+                       "only the threshold may differ")
     if config.threshold < made.threshold:
-        raise CdrError(f"threshold={config.threshold}: these sketches look for similarities from {made.threshold} up and would "
-                       "miss pairs below: make new ones")
+        raise CdrError(f"threshold={config.threshold}: these sketches look for similarities from {made.threshold} up "
+                       "and would miss pairs below: make new ones")
     return config
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #403492f2
+# %% ../../nbs/curation/03_fuzzy.ipynb #edad18c4
 def drop_fuzzy(
     conversations: Sequence[Conversation],
     config: FuzzyConfig = FuzzyConfig(),
@@ -599,7 +593,7 @@ def drop_fuzzy(
     sketches = sketch((render(item.turns, "text") for item in conversations), config)
     return split_dropped(conversations, fuzzy_duplicates(sketches, rank, evaluation=evaluation, progress=progress))
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #c54bc5de
+# %% ../../nbs/curation/03_fuzzy.ipynb #101e0fe3
 def fuzzy_pairs(
     sketches: Sketches,
     config: FuzzyConfig | None = None,
@@ -642,8 +636,8 @@ def score_kept(
 ) -> dict[str, float]:  # precision, recall, f1 of what was dropped
     """How well a decision agrees with a labelled set, counted in texts.
 
-    Of each labelled cluster exactly one text should stay. A dropped text is right when its cluster keeps one, or when it
-    is not the last that was dropped of a cluster that vanished.
+    Of each labelled cluster exactly one text should stay. A dropped text is right when its cluster keeps one; of a
+    cluster that vanished all but one are.
     """
     kept, clusters = np.asarray(kept, bool), np.asarray(clusters, np.int64)
     labelled = clusters >= 0
@@ -654,4 +648,5 @@ def score_kept(
 
 def _prf(hits: int, found: int, wanted: int) -> dict[str, float]:
     precision, recall = hits / found if found else 1.0, hits / wanted if wanted else 1.0
-    return {"precision": precision, "recall": recall, "f1": 2 * precision * recall / (precision + recall) if precision + recall else 0.0}
+    both = precision + recall
+    return {"precision": precision, "recall": recall, "f1": 2 * precision * recall / both if both else 0.0}
