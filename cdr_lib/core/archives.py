@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['looks_like', 'media_placeholder', 'ExportFiles', 'export_records', 'export_document', 'checked']
 
-# %% ../../nbs/core/06b_archives.ipynb #2968656a
+# %% ../../nbs/core/06b_archives.ipynb #8285d07b
 import codecs
 import json
 import re
@@ -23,7 +23,7 @@ from .config import CdrError
 from .conversation import BadRecord
 from .records import Record, json_records, settle_surrogates
 
-# %% ../../nbs/core/06b_archives.ipynb #91379af5
+# %% ../../nbs/core/06b_archives.ipynb #3bc0a314
 _MAGIC = (
     (b"%PDF", "a PDF document"),
     (b"PAR1", "a Parquet file"),
@@ -110,7 +110,7 @@ def looks_like(
     # One bad byte in a long file is for its reader to name.
     return _looks_like_text(text) + " that is not UTF-8" * (_UNDECODED.search(text[:4096]) is not None)
 
-# %% ../../nbs/core/06b_archives.ipynb #a39f8c27
+# %% ../../nbs/core/06b_archives.ipynb #1670124e
 _MEDIA = {
     kind: frozenset(names.split())
     for kind, names in {
@@ -129,7 +129,7 @@ def media_placeholder(
     ending = re.split(r"[?#]", name)[0].rpartition(".")[2].lower()
     return f"[{next((kind for kind, endings in _MEDIA.items() if ending in endings), 'file')}]"
 
-# %% ../../nbs/core/06b_archives.ipynb #3eaac3db
+# %% ../../nbs/core/06b_archives.ipynb #440eb9b3
 _FREE, _RATIO, _MOST = 64 << 20, 250, 16 << 30
 
 
@@ -204,8 +204,8 @@ class ExportFiles:
                     with archive.open(member) as source:
                         _copy(source, file, limit)
             except _TooLarge:
-                raise CdrError(f"{self.place(name)} unpacks to over {limit:,} bytes from {member.compress_size:,}: it is "
-                               "refused as a zip bomb; unpack it yourself if you trust it") from None
+                raise CdrError(f"{self.place(name)} unpacks to over {limit:,} bytes from {member.compress_size:,}: it "
+                               "is refused as a zip bomb; unpack it yourself if you trust it") from None
             except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
                 raise CdrError(f"{self.place(name)}: damaged zip archive ({error})") from error
             except RuntimeError as error:
@@ -224,7 +224,7 @@ class ExportFiles:
         "The error for a path that does not hold `what`."
         return CdrError(f"{self.path} is not {what}: it looks like {looks_like(self.path)}" + f"; {hint}" * bool(hint))
 
-# %% ../../nbs/core/06b_archives.ipynb #f5b7df49
+# %% ../../nbs/core/06b_archives.ipynb #2928e1f3
 def export_records(
     export: ExportFiles,
     names: list[str],  # the files to read, each one JSON array or JSON Lines

@@ -5,22 +5,23 @@
 # %% auto #0
 __all__ = ['Stamp', 'stamp_of', 'read_whatsapp', 'read_telegram']
 
-# %% ../../nbs/core/07b_messengers.ipynb #ecf1906a
+# %% ../../nbs/core/07b_messengers.ipynb #1d1299e8
 import datetime
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from .archives import ExportFiles, checked, export_document, looks_like, media_placeholder
-from .chat import Chat, Message, RawDate, date_of, days_first, read_chats
+from .chat import Chat, Message, RawDate, chat_or_reject, date_of, days_first, read_chats
 from .config import CdrError
 from .conversation import BadRecord
 from .io import Reader
 from .records import ON_ERROR, SURROGATES, Record, kind_of, one_of
 
-# %% ../../nbs/core/07b_messengers.ipynb #09b2f27b
+# %% ../../nbs/core/07b_messengers.ipynb #69dfdb71
 _MARKS = "[\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]*"
 _STAMP = re.compile(rf"""
     {_MARKS} (?P<open>\[)? {_MARKS}
@@ -72,18 +73,19 @@ def _time_of(stamp: Stamp, day_first: bool) -> datetime.datetime:
         hour = (hour + 12) % 24
     return date_of(stamp.date, day_first, hour, stamp.minute, stamp.second)
 
-# %% ../../nbs/core/07b_messengers.ipynb #12d57328
+# %% ../../nbs/core/07b_messengers.ipynb #69b9f757
 _SENDER = re.compile(rf"{_MARKS}(?P<who>[^:]{{1,100}}?){_MARKS}:(?: (?P<text>.*)|$)", re.DOTALL)
 _SEALED = re.compile(
     r"end-to-end|Ende-zu-Ende|extremo a extremo|bout en bout|ponta a ponta|端到端|сквозн|uçtan uca", re.IGNORECASE)
 _NOTICE = re.compile(
-    r"(created (this )?(group|community)|added (you|.{1,80})|removed (you|.{1,80})|left|joined using.*|changed (the|this|"
-    r"their|to|your) .*|deleted this group.*|pinned a message|turned (on|off) disappearing.*|now an admin.*|is a contact.*"
-    r"|(un)?blocked .*|(missed )?(voice|video) call.*|missed group .*call.*|started a (voice|video)? ?call"
-    r"|security code.*)$", re.IGNORECASE)
+    r"(created (this )?(group|community)|added (you|.{1,80})|removed (you|.{1,80})|left|joined using.*"
+    r"|changed (the|this|their|to|your) .*|deleted this group.*|pinned a message|turned (on|off) disappearing.*"
+    r"|now an admin.*|is a contact.*|(un)?blocked .*|(missed )?(voice|video) call.*|missed group .*call.*"
+    r"|started a (voice|video)? ?call|security code.*)$", re.IGNORECASE)
 _OMITTED = re.compile(
-    r"(?:.*\W)?(?:(?P<image>image|bild|imagen|immagine|imagem|afbeelding)|(?P<video>v[ií]d[eé]o(?: note)?|videonachricht)"
-    r"|(?P<audio>audio)|(?P<sticker>sticker|figurinha)|(?P<gif>gif)|(?P<file>dokument|documento?)"
+    r"(?:.*\W)?(?:(?P<image>image|bild|imagen|immagine|imagem|afbeelding)"
+    r"|(?P<video>v[ií]d[eé]o(?: note)?|videonachricht)|(?P<audio>audio)"
+    r"|(?P<sticker>sticker|figurinha)|(?P<gif>gif)|(?P<file>dokument|documento?)"
     r"|(?P<contact>contact card|kontaktkarte|tarjeta de contacto)) "
     r"(?:omitted|weggelassen|ausgelassen|omitid[oa]|absente?|omise?|manquant|omess[oa]|non inclus[oa]|ocultad[oa]"
     r"|weggelaten)", re.IGNORECASE)
@@ -99,8 +101,8 @@ _DELETED = frozenset((
     "você apagou essa mensagem", "questo messaggio è stato eliminato", "hai eliminato questo messaggio",
     "dit bericht is verwijderd", "je hebt dit bericht verwijderd"))
 _FILE = re.compile(  # Android: name.jpg (file attached); iOS: <attached: name.jpg>
-    rf"^{_MARKS}(?P<android>[^\n]+\.\w{{2,5}}) \((?:file attached|Datei angehängt|archivo adjunto|fichier joint|arquivo "
-    rf"anexado|file allegato|bestand bijgevoegd)\)(?=\n|$)"
+    rf"^{_MARKS}(?P<android>[^\n]+\.\w{{2,5}}) \((?:file attached|Datei angehängt|archivo adjunto|fichier joint"
+    rf"|arquivo anexado|file allegato|bestand bijgevoegd)\)(?=\n|$)"
     rf"|(?:^|\s){_MARKS}<[^\W\d_][\w ]{{0,20}} ?: (?P<ios>[^<>\n]+\.\w{{2,5}})>(?=\n|$)")
 _EDITED = re.compile("(?: ?\u200e<[^<>\n]{3,60}>| ?<This message was edited>)$")
 
@@ -133,10 +135,10 @@ def _whatsapp_text(text: str, marked: bool) -> tuple[str, dict[str, Any]] | None
         return None
     return text.removeprefix("\u200e"), meta | {"notice": True}
 
-# %% ../../nbs/core/07b_messengers.ipynb #97d65f1f
+# %% ../../nbs/core/07b_messengers.ipynb #4f33c4f9
 _CHAT_NAME = re.compile(
-    r"^(?:whatsapp[ -]chat (?:with|mit|-)|chat de whatsapp (?:con|-)|discussion whatsapp (?:avec|-)|conversa do whatsapp "
-    r"com|chat whatsapp con|whatsapp-chat met) (?P<name>.+)", re.IGNORECASE)
+    r"^(?:whatsapp[ -]chat (?:with|mit|-)|chat de whatsapp (?:con|-)|discussion whatsapp (?:avec|-)"
+    r"|conversa do whatsapp com|chat whatsapp con|whatsapp-chat met) (?P<name>.+)", re.IGNORECASE)
 
 
 def _whatsapp_files(export: ExportFiles) -> list[str]:
@@ -232,10 +234,15 @@ def read_whatsapp(
     one_of("on_error", on_error, ON_ERROR)
     export = ExportFiles.of(path)
     names = _whatsapp_files(export)
-    return read_chats(lambda counts: (_whatsapp_chat(export, name, day_first, counts) for name in names), source, gap,
-                      assistant, me, on_error, on_duplicate)
 
-# %% ../../nbs/core/07b_messengers.ipynb #8311b618
+    def chats(counts: Counter) -> Iterator[Chat]:
+        for name in names:
+            yield chat_or_reject(partial(_whatsapp_chat, export, name, day_first, counts), export.place(name),
+                                 len(names) == 1)
+
+    return read_chats(chats, source, gap, assistant, me, on_error, on_duplicate)
+
+# %% ../../nbs/core/07b_messengers.ipynb #4d1413dc
 _TELEGRAM_MEDIA = {"voice_message": "audio", "audio_file": "audio", "video_message": "video", "video_file": "video",
                    "animation": "gif", "sticker": "sticker"}
 _TELEGRAM_PARTS = {"photo": "image", "location_information": "location", "contact_information": "contact",
