@@ -6,7 +6,7 @@
 __all__ = ['QUALITY', 'STAGES', 'Alive', 'Decision', 'Stage', 'Exact', 'Fuzzy', 'Semantic', 'Heuristics', 'Language', 'Quality',
            'Pii', 'Domains', 'make_stage', 'stage_entry', 'run_stage']
 
-# %% ../../nbs/curation/11_stages.ipynb #bee427cc
+# %% ../../nbs/curation/11_stages.ipynb #0bc92923
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from ..core.config import CdrError, read_json, write_json
-from ..core.conversation import Conversation, render
+from ..core.conversation import Conversation, is_blank, render
 from ..core.encoders import get_encoder
 from .exact import exact_duplicates, exact_keys
 from .fuzzy import FuzzyConfig, Sketches, fuzzy_duplicates, sketch
@@ -28,7 +28,7 @@ from .semantic import NeighbourPairs, neighbour_pairs, semantic_duplicates
 from .settle import Duplicates, conversation_ranks
 from .signals import GOPHER, RULES, SIGNALS, Rule, first_failing, signals
 
-# %% ../../nbs/curation/11_stages.ipynb #815982de
+# %% ../../nbs/curation/11_stages.ipynb #b1760a9a
 @dataclass(frozen=True)
 class Alive:
     "The conversations that reached a stage, as its decision sees them."
@@ -94,7 +94,7 @@ class Decision:
         return cls(why, ((what, rule), (f"{what} of an evaluation conversation", rule)), found.similarity.astype(np.float32),
                    np.where(fallen, found.survivor, -1), flags)
 
-# %% ../../nbs/curation/11_stages.ipynb #88400423
+# %% ../../nbs/curation/11_stages.ipynb #d3c2e1e4
 def _load(folders: Sequence[Path], name: str) -> np.ndarray:
     "An array of all shards."
     try:
@@ -165,7 +165,7 @@ def _names(stage: str, name: str, value: Any) -> tuple[str, ...]:
         raise CdrError(f"{stage}: {name}={value!r} must be a list of names")
     return tuple(value)
 
-# %% ../../nbs/curation/11_stages.ipynb #997e9620
+# %% ../../nbs/curation/11_stages.ipynb #a1b9118b
 @dataclass(frozen=True)
 class Exact(Stage):
     "Conversations that read the same, or begin the same."
@@ -239,7 +239,13 @@ class Semantic(Stage):
 
     def measure(self, conversations: list[Conversation], folder: Path) -> None:
         texts = [render(chat.turns, "text") for chat in conversations]
-        _save(folder, vectors=_encoder(self.encoder).encode(texts, "document", progress=False).astype(np.float32))
+        some = [row for row, text in enumerate(texts) if not is_blank(text)]
+        encoder = _encoder(self.encoder)
+        # A vector of zeros is similar to nothing: what shows nothing means nothing.
+        vectors = np.zeros((len(texts), encoder.dim), np.float32)
+        if some:
+            vectors[some] = encoder.encode([texts[row] for row in some], "document", progress=False)
+        _save(folder, vectors=vectors)
 
     def decide(self, folders: Sequence[Path], alive: Alive, work: Path, progress: bool = False) -> Decision:
         found = semantic_duplicates(self.pairs(folders, work, progress), self.threshold, alive.rank, alive.evaluation)
@@ -264,7 +270,7 @@ class Semantic(Stage):
         (work / "vectors.npy").unlink()
         return found
 
-# %% ../../nbs/curation/11_stages.ipynb #3056b773
+# %% ../../nbs/curation/11_stages.ipynb #d1da8f65
 def _rules(value: Any) -> tuple[Rule, ...]:
     "Rules from a configuration: the name of a set, or a list of rules and such names."
     if isinstance(value, str):
@@ -408,7 +414,7 @@ class Quality(Stage):
         scores = np.load(folder / "scores.npy").reshape(-1, len(QUALITY))
         return [{"quality": QUALITY[best]} for best in scores.argmax(axis=1)]
 
-# %% ../../nbs/curation/11_stages.ipynb #b8fff538
+# %% ../../nbs/curation/11_stages.ipynb #339fc2b7
 @dataclass(frozen=True)
 class Pii(Stage):
     "Personal data: replaced, reported, or a reason to drop."
@@ -471,7 +477,7 @@ class Domains(Stage):
     def annotate(self, folder: Path) -> list[dict[str, Any]]:
         return [{"domain": label} for label in read_json(folder / "labels.json")]
 
-# %% ../../nbs/curation/11_stages.ipynb #2b0b518b
+# %% ../../nbs/curation/11_stages.ipynb #5a0478f7
 STAGES: dict[str, type[Stage]] = {stage.name: stage for stage in (Exact, Fuzzy, Semantic, Quality, Heuristics, Language, Pii, Domains)}
 
 
@@ -516,7 +522,7 @@ def stage_entry(stage: Stage) -> dict[str, dict]:
 
     return {stage.name: {part.name: plain(getattr(stage, part.name)) for part in fields(stage)}}
 
-# %% ../../nbs/curation/11_stages.ipynb #2b43cc13
+# %% ../../nbs/curation/11_stages.ipynb #5ae00189
 def run_stage(
     stage: Any,  # a stage, or its entry in a configuration
     conversations: Iterable[Conversation],  # held in memory
