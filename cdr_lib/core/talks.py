@@ -6,7 +6,7 @@
 __all__ = ['DAILY_ACTS', 'DAILY_EMOTIONS', 'read_dialogsum', 'read_dailydialog', 'read_xdailydialog', 'read_opendialkg',
            'read_bot_adversarial', 'read_synthetic_persona_chat']
 
-# %% ../../nbs/core/11_talks.ipynb #0bf4b9f0
+# %% ../../nbs/core/11_talks.ipynb #363b3433
 import re
 import warnings
 from collections import Counter
@@ -21,7 +21,7 @@ from .files import SPLIT_WORDS, corpus_files, csv_records, row_of, split_of, tex
 from .io import Reader
 from .records import Record, json_records, kind_of, parse_json
 
-# %% ../../nbs/core/11_talks.ipynb #2ae3e8bf
+# %% ../../nbs/core/11_talks.ipynb #16a7856e
 _PERSON = re.compile(r"^#(Person([0-9]+))#: ?", re.MULTILINE)
 _TORN_PERSON = re.compile(r"^#? ?Person ?[0-9]+ ?#? ?:|^#Person", re.MULTILINE)
 
@@ -86,7 +86,7 @@ def read_dialogsum(
 
     return Reader(records(), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #e3baee31
+# %% ../../nbs/core/11_talks.ipynb #e8896733
 DAILY_ACTS = ("inform", "question", "directive", "commissive")  # numbered from 1
 DAILY_EMOTIONS = ("no_emotion", "anger", "disgust", "fear", "happiness", "sadness", "surprise")  # numbered from 0
 _EOU = "__eou__"
@@ -202,7 +202,8 @@ def read_dailydialog(
         raise CdrError(f"{path} holds a loading script and no dialogues: give the folder with dialogues_train.txt "
                        "(from the archive of the authors) or train.json (see the card of this source)")
     splits = [*SPLIT_WORDS]
-    patterns = [f"dialogues_{word}.txt" for word in splits] + [f"{word}.json" for word in splits]
+    patterns = [f"dialogues_{word}.txt" for word in splits]
+    patterns += [f"{under}{word}.json" for under in ("", "dailydialog/") for word in splits]
     try:
         files = corpus_files(path, patterns, "DailyDialog")
     except CdrError:
@@ -235,7 +236,7 @@ def read_xdailydialog(
     records = chain.from_iterable(_daily_text(file, "xdailydialog", language(file)) for file in files)
     return _daily_reader(records, "xdailydialog", None, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #bdf001d4
+# %% ../../nbs/core/11_talks.ipynb #8046c84f
 def _or_text(text: Any) -> Any:
     "The value of a JSON text, or the text where it is none."
     try:
@@ -296,7 +297,7 @@ def read_opendialkg(
 
     return Reader(chain.from_iterable(map(records, files)), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #7bb97ef9
+# %% ../../nbs/core/11_talks.ipynb #52f6fc77
 _PERSONA = "your persona: "
 
 
@@ -384,7 +385,7 @@ def read_bot_adversarial(
 
     return Reader(_bad_dialogues(records(), merge), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #6b82d231
+# %% ../../nbs/core/11_talks.ipynb #79e74d34
 _USER_TAG = re.compile(r"^(?:\*+ ?\*? ?)?User ([12])(?: ?\*\*)?:(?: ?\* ?\*)?[ ]?", re.MULTILINE)
 
 

@@ -6,7 +6,7 @@
 __all__ = ['frame_acts', 'frame_states', 'frame_spans', 'read_sgd', 'read_multiwoz', 'read_abcd', 'read_dstc11',
            'read_dialogstudio']
 
-# %% ../../nbs/core/10_tasks.ipynb #86519558
+# %% ../../nbs/core/10_tasks.ipynb #4b90b992
 import json
 import warnings
 from collections import Counter
@@ -23,7 +23,7 @@ from .formats import record_id, turns_of
 from .io import Reader
 from .records import Record, existing_file, json_records, kind_of, open_bytes
 
-# %% ../../nbs/core/10_tasks.ipynb #9c79c49d
+# %% ../../nbs/core/10_tasks.ipynb #5021164a
 def _frames_of(value: Any, text: str, odd: Counter | None) -> list[dict]:
     if not isinstance(value, list):
         raise BadRecord(f"frames is {kind_of(value)}, not a list")
@@ -116,7 +116,7 @@ def read_sgd(
 
     return Reader(chain.from_iterable(json_records(file, surrogates) for file in files), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/10_tasks.ipynb #876d3000
+# %% ../../nbs/core/10_tasks.ipynb #25e76e76
 _ACT_FILES = ("dialog_acts.json", "dialogue_acts.json", "system_acts.json", "acts.json")
 _UNSET = ("", "not mentioned")
 
@@ -206,7 +206,8 @@ def read_multiwoz(
         row = row_of(record, "dialogue_id", "turns")
         mine = annotated.get(str(row["dialogue_id"]).removesuffix(".json"), {})
         turns = turns_of(row["turns"], partial(_sgd_turn, odd=counts), "turns", counts)
-        turns = tuple(_acted(turn, mine.get(str(turn.meta.get("turn_id", number)))) for number, turn in enumerate(turns))
+        turns = tuple(_acted(turn, mine.get(str(turn.meta.get("turn_id", number))))
+                      for number, turn in enumerate(turns))
         split = split_of(Path(record.file))
         meta = {key: value for key, value in row.items() if key not in ("turns", "services")}
         meta |= {"split": split} if split else {}
@@ -244,7 +245,7 @@ def _read_multiwoz21(path: Path, on_error: str, on_duplicate: str, surrogates: s
 
     return Reader(records(), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/10_tasks.ipynb #1721f239
+# %% ../../nbs/core/10_tasks.ipynb #dd886dd4
 def read_abcd(
     path: str | Path,  # abcd_v1.1.json(.gz), abcd_sample.json, or the folder with one of them
     on_error: str = "raise",  # as in `read_messages_jsonl`
@@ -287,7 +288,7 @@ def read_abcd(
 
     return Reader(records(), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/10_tasks.ipynb #2787cbab
+# %% ../../nbs/core/10_tasks.ipynb #20a9dc1d
 def read_dstc11(
     path: str | Path,  # logs.json beside its labels.json, or the folder with train/, val/ and test/
     on_error: str = "raise",  # as in `read_messages_jsonl`
@@ -326,7 +327,7 @@ def read_dstc11(
 
     return Reader(records(), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/10_tasks.ipynb #b191bc36
+# %% ../../nbs/core/10_tasks.ipynb #5057952a
 _STUDIO_DERIVED = ("turn id", "user utterance", "system response", "dialog history", "prompt", "external knowledge",
                    "external knowledge non-flat", "original user side information", "original system side information")
 
