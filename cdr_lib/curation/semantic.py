@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BLOCKS', 'NeighbourPairs', 'neighbour_pairs', 'semantic_duplicates', 'drop_semantic']
 
-# %% ../../nbs/curation/04_semantic.ipynb #2443f0d7
+# %% ../../nbs/curation/04_semantic.ipynb #048e9a0a
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from ..core.config import CdrError
-from ..core.conversation import Conversation, render
+from ..core.conversation import Conversation, is_blank, render
 from ..core.encoders import Encoder, embed, get_encoder
 from ..core.store import Store
 from .settle import Duplicates, Pairs, _rows_of, conversation_ranks, settle_groups, split_dropped
 
-# %% ../../nbs/curation/04_semantic.ipynb #c68f7d8c
+# %% ../../nbs/curation/04_semantic.ipynb #9ff95b1b
 @dataclass(frozen=True)
 class NeighbourPairs(Pairs):
     "Similar pairs of distinct vectors, and which vectors are equal."
@@ -42,9 +42,10 @@ def _bytes(size: str | int) -> int:
 
 def _equal_rows(vectors: np.ndarray) -> np.ndarray:  # int64 [n], the first equal row of each
     "Which rows are equal to the last bit."
-    # Two sums with odd weights, modulo 2^64, are a hash of a row; equal hashes are compared in full.
+    # Two sums with odd weights, modulo 2^64, are a hash of 128 bits.
     bits = vectors.view(np.uint32)
-    weights = np.random.default_rng(0).integers(0, 1 << 63, (vectors.shape[1], 2), dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+    weights = np.random.default_rng(0).integers(0, 1 << 63, (vectors.shape[1], 2), dtype=np.uint64)
+    weights += weights + np.uint64(1)
     hashes = np.empty((len(vectors), 2), np.uint64)
     for low in range(0, len(vectors), 4096):
         hashes[low:low + 4096] = bits[low:low + 4096].astype(np.uint64) @ weights
@@ -64,8 +65,8 @@ def _checked(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # float32 [
         raise CdrError(f"vector {int(np.flatnonzero(~np.isfinite(lengths))[0])} is not finite")
     wrong = np.flatnonzero((abs(lengths - 1) > 1e-3) & (lengths > 0))
     if len(wrong):
-        raise CdrError(f"vector {wrong[0]} has length {lengths[wrong[0]]:.4g}: neighbours are sought among vectors of length 1 "
-                       "(a zero vector stands for a text with nothing in it)")
+        raise CdrError(f"vector {wrong[0]} has length {lengths[wrong[0]]:.4g}: neighbours are sought among vectors of "
+                       "length 1 (a zero vector stands for a text with nothing in it)")
     return vectors, lengths
 
 
@@ -80,13 +81,14 @@ class _Found:
         step = max(1, (1 << 20) // max(1, self.vectors.shape[1]))
         for low in range(0, len(left), step):
             one, two = left[low:low + step], right[low:low + step]
-            similarity = np.einsum("nd,nd->n", self.vectors[one], self.vectors[two], dtype=np.float64).astype(np.float32)
+            similarity = np.einsum("nd,nd->n", self.vectors[one], self.vectors[two], dtype=np.float64)
+            similarity = similarity.astype(np.float32)
             near = similarity >= np.float32(self.floor)
             self.parts.append((one[near], two[near], similarity[near]))
             self.count += int(near.sum())
             if self.count > self.most:
-                raise CdrError(f"more than {self.most:,} pairs are at least {self.floor} similar: drop exact and fuzzy copies "
-                               "first, raise the floor, or allow more with `most`")
+                raise CdrError(f"more than {self.most:,} pairs are at least {self.floor} similar: drop exact and fuzzy "
+                               "copies first, raise the floor, or allow more with `most`")
 
     def result(self, groups: np.ndarray) -> NeighbourPairs:
         nothing = np.empty(0, np.int64)
@@ -95,8 +97,9 @@ class _Found:
         return NeighbourPairs(left[first], right[first], similarity[first], self.floor, groups)
 
 
-def _tiles(vectors: np.ndarray, rows: np.ndarray, floor: float, budget: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    "Pairs of `rows` that may be at least `floor` similar, from a matrix product in tiles; one step per tile row."
+def _tiles(vectors: np.ndarray, rows: np.ndarray, floor: float,
+           budget: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:  # rows done, and pairs
+    "Pairs of `rows` that may be at least `floor` similar, from a matrix product in tiles."
     dim = vectors.shape[1]
     # A tile holds its two sides, the product, and the comparison.
     side = max(16, int((math.sqrt((8 * dim) ** 2 + 4 * 5 * budget) - 8 * dim) / 10))
@@ -113,13 +116,14 @@ def _tiles(vectors: np.ndarray, rows: np.ndarray, floor: float, budget: int) -> 
             places = np.flatnonzero((one @ two.T >= margin).ravel())
             left, right = places // (stop - start) + low, places % (stop - start) + start
             found.append((rows[left[left < right]], rows[right[left < right]]))
-        yield tuple(map(np.concatenate, zip(*found)))
+        yield high - low, *map(np.concatenate, zip(*found))
 
-# %% ../../nbs/curation/04_semantic.ipynb #11912e11
+# %% ../../nbs/curation/04_semantic.ipynb #b4f6acd3
 BLOCKS = (None, "kmeans")
 
 
-def _kmeans_blocks(vectors: np.ndarray, rows: np.ndarray, probes: int, size: int, seed: int, budget: int) -> list[np.ndarray]:
+def _kmeans_blocks(vectors: np.ndarray, rows: np.ndarray, probes: int, size: int, seed: int,
+                   budget: int) -> list[np.ndarray]:
     "Rows around each centre: every row stands in the blocks of its `probes` nearest centres."
     from sklearn.cluster import MiniBatchKMeans
     from threadpoolctl import threadpool_limits
@@ -175,10 +179,9 @@ def neighbour_pairs(
     work = sum(len(part) for part in parts)
     with tqdm(total=work, desc="neighbours", unit=" vectors", disable=not progress) as bar:
         for part in parts:
-            done = 0
-            for left, right in _tiles(vectors, part, floor, budget):
+            for done, left, right in _tiles(vectors, part, floor, budget):
                 found.add(left, right)
-            bar.update(len(part) - done)
+                bar.update(done)
     return found.result(groups)
 
 
@@ -192,7 +195,7 @@ def semantic_duplicates(
     near = pairs.at(threshold)
     return settle_groups(pairs.groups, near.left, near.right, near.similarity, rank, evaluation)
 
-# %% ../../nbs/curation/04_semantic.ipynb #92d99143
+# %% ../../nbs/curation/04_semantic.ipynb #290ecbf9
 def drop_semantic(
     conversations: Sequence[Conversation],
     threshold: float = 0.9,  # least cosine of a duplicate; its meaning depends on the encoder
@@ -207,6 +210,9 @@ def drop_semantic(
     rank, evaluation = conversation_ranks(conversations, evaluation)
     encoder = get_encoder(encoder) if isinstance(encoder, str) else encoder
     texts = [render(item.turns, "text") for item in conversations]
-    vectors = embed(encoder, texts, "document", "text", store, progress=progress)
+    visible = [i for i, text in enumerate(texts) if not is_blank(text)]
+    vectors = np.zeros((len(texts), encoder.dim), np.float32)
+    if visible:
+        vectors[visible] = embed(encoder, [texts[i] for i in visible], "document", "text", store, progress=progress)
     pairs = neighbour_pairs(vectors, threshold, blocks, progress=progress)
     return split_dropped(conversations, semantic_duplicates(pairs, threshold, rank, evaluation))
