@@ -29,13 +29,14 @@ def cells(path: Path) -> list[dict]:
     return [{**cell, "source": "".join(cell["source"])} for cell in found]
 
 
-def number(module: str) -> int:
-    """Reading order of a module inside its package, from its notebook's number."""
+def number(module: str) -> tuple[int, str]:
+    """Reading order of a module inside its package, from its notebook's number and letter."""
     package, _, name = module.removeprefix("cdr_lib.").partition(".")
     for path in notebooks(package):
         if re.sub(r"^\d+[a-z]?_", "", path.stem) == name:
-            return int(re.match(r"\d*", path.stem)[0] or -1)
-    return -1
+            digits, letter = re.match(r"(\d*)([a-z]?(?=_))?", path.stem).groups()
+            return int(digits or -1), letter or ""
+    return -1, ""
 
 
 def imports(path: Path) -> set[str]:
