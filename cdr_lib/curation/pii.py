@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KINDS', 'NameFinder', 'Item', 'Match', 'TransformerNames', 'find_pii', 'redact', 'pii_counts', 'pii_report']
 
-# %% ../../nbs/curation/07_pii.ipynb #e018395a
+# %% ../../nbs/curation/07_pii.ipynb #d2d1adb8
 import hashlib
 import hmac
 import ipaddress
@@ -20,7 +20,7 @@ import pandas as pd
 from ..core.config import CdrError, require
 from ..core.conversation import Conversation
 
-# %% ../../nbs/curation/07_pii.ipynb #42f30dc9
+# %% ../../nbs/curation/07_pii.ipynb #d27e9b32
 KINDS = ("key", "iban", "card", "email", "ip", "phone", "name")  # where matches overlap, the earlier kind names them
 NameFinder = Callable[[str], Iterable[tuple[int, int]]]
 
@@ -35,9 +35,9 @@ class Match(NamedTuple):
 
 _Spans = Iterator[tuple[int, int]]
 
-# %% ../../nbs/curation/07_pii.ipynb #64d68d3a
+# %% ../../nbs/curation/07_pii.ipynb #950a1665
 _WORD = r"[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9f]"
-_LOCAL = re.compile(rf"(?:{_WORD}|[.!#$%&'*+/=?^`{{|}}~-])+\Z")
+_LOCAL = re.compile(rf"(?:{_WORD}|[.%'+~-])+\Z")
 _DOMAIN = re.compile(rf"(?:(?:{_WORD}|-){{1,63}}\.){{1,8}}(?:xn--[a-z0-9-]{{2,59}}|(?!\d){_WORD}{{2,24}})", re.IGNORECASE)
 _SPELLED = re.compile(rf"(?<![\w.@-])({_WORD}[\w.+-]{{0,62}}) ?[\[(]at[\])] ?"
                       rf"((?:[\w-]{{1,63}}(?: ?[\[(]dot[\])] ?|\.)){{1,4}}{_WORD}{{2,24}})", re.IGNORECASE)
@@ -50,18 +50,18 @@ def _emails(text: str, region: str | None) -> _Spans:
         local = _LOCAL.search(text[max(0, at - 64):at])
         domain = _DOMAIN.match(text, at + 1)
         if local and domain and domain[0].rsplit(".", 1)[-1].lower() not in _FILES:
-            written = local[0].lstrip(".!#$%&'*+/=?^`{|}~-")  # quotes and slashes before it belong to the sentence
+            written = local[0].lstrip(".%'+~-")  # quotes and dashes before it belong to the sentence
             if written and not written.endswith("."):
                 yield at - len(written), domain.end()
         at = text.find("@", at + 1)
     if re.search(r"[\[(]at[\])]", text, re.IGNORECASE):
         yield from (match.span() for match in _SPELLED.finditer(text))
 
-# %% ../../nbs/curation/07_pii.ipynb #077b79c3
-_CARD = re.compile(r"(?<![\w.,-])\d{4}(?:(?P<gap>[ \u00a0\u202f.-]?)\d{4,6})(?:(?P=gap)\d{1,7}){1,3}(?![\w]|[.,-]\d)")
+# %% ../../nbs/curation/07_pii.ipynb #ef2f74fe
+_CARD = re.compile(r"(?<![\w.,-])(?=(\d{12,19}|\d{4}([ \u00a0\u202f.-])\d{4,6}(?:\2\d{1,7}){1,3})(?![\w]|[.,-]\d))")
 _ISSUERS = re.compile(r"4(?:\d{12}|\d{15}|\d{18})|(?:5[1-5]|222[1-9]|22[3-9]|2[3-6]|27[01]|2720)\d+|3[47]\d{13}"
                       r"|3(?:0[0-5]|[689])\d{11,16}|35\d{14,17}|6(?:011|4[4-9]|5|2)\d{10,17}|(?:50|5[6-9]|6[0-9])\d{10,17}")
-_IBAN = re.compile(r"(?<![A-Za-z0-9])[A-Za-z]{2}\d{2}(?:[ \u00a0-]?[A-Za-z0-9]){11,30}")
+_IBAN = re.compile(r"(?<![A-Za-z0-9])(?=([A-Za-z]{2}\d{2}(?:[ \u00a0-]?[A-Za-z0-9]){11,30}))")
 _IBAN_LENGTHS = dict(re.findall(r"([A-Z]{2})(\d\d)", (
     "AD24AE23AL28AT20AZ28BA20BE16BG22BH22BI27BR29BY28CH21CR22CY28CZ24DE22DJ27DK18DO28EE20EG29ES24FI18FK18FO18FR27GB22"
     "GE22GI23GL18GR27GT28HR21HU28IE22IL23IQ23IS26IT27JO30KW30KZ20LB28LC32LI21LT20LU20LV21LY25MC27MD24ME22MK19MN20MR27"
@@ -74,19 +74,30 @@ def _luhn(digits: Sequence[int]) -> bool:
     return (sum(digits[-1::-2]) + sum(doubled)) % 10 == 0
 
 
+def _is_card(written: str) -> bool:
+    groups = tuple(map(len, re.split(r"\D", written)))
+    if len(groups) > 1 and groups not in ((4, 4, 4, 4), (4, 6, 5), (4, 6, 4), (4, 4, 4, 4, 3)):
+        return False
+    digits = [int(char) for char in written if char.isdigit()]
+    number = "".join(map(str, digits))
+    fits = number[0] not in "52" or len(number) == 16 or number[:2] in ("50", "56", "57", "58", "59")
+    return fits and _ISSUERS.fullmatch(number) is not None and len(set(digits)) > 1 and _luhn(digits)
+
+
 def _cards(text: str, region: str | None) -> _Spans:
+    # Looking ahead leaves every group free to be the first one of a card.
     for match in _CARD.finditer(text):
-        digits = [int(char) for char in match[0] if char.isdigit()]
-        number = "".join(map(str, digits))
-        sixteen = number[0] not in "52" or len(number) == 16 or number[:2] in ("50", "56", "57", "58", "59")
-        if 12 <= len(digits) <= 19 and sixteen and _ISSUERS.fullmatch(number) and len(set(digits)) > 1 and _luhn(digits):
-            yield match.span()
+        start, stop = match.span(1)
+        while stop > start and not _is_card(text[start:stop]):
+            stop = text.rfind(match[2], start, stop) if match[2] else start
+        if stop > start:
+            yield start, stop
 
 
 def _ibans(text: str, region: str | None) -> _Spans:
     for match in _IBAN.finditer(text):
-        length, taken = int(_IBAN_LENGTHS.get(match[0][:2].upper(), 0)), 0
-        for stop in range(match.start(), match.end()):
+        length, taken = int(_IBAN_LENGTHS.get(match[1][:2].upper(), 0)), 0
+        for stop in range(*match.span(1)):
             taken += text[stop].isalnum()
             if taken == length:
                 break
@@ -98,11 +109,12 @@ def _ibans(text: str, region: str | None) -> _Spans:
         if not text[stop:stop + 1].isalnum() and int(moved) % 97 == 1:
             yield match.start(), stop
 
-# %% ../../nbs/curation/07_pii.ipynb #b0efadbd
+# %% ../../nbs/curation/07_pii.ipynb #36bd34ff
 _IPV4 = re.compile(r"(?<![\w.-])(?:\d{1,3}\.){3}\d{1,3}(?![\w-]|\.\d)")
 _IPV6 = re.compile(r"(?<![\w:.])(?=[0-9A-Fa-f:]*:[0-9A-Fa-f]*:)[0-9A-Fa-f:]{2,39}(?:(?<=:)(?:\d{1,3}\.){3}\d{1,3})?(?![\w:])")
 _VERSIONED = re.compile(r"(?:\bv|\bver\.?|versions?|release|build|revision|firmware|driver|update|section|chapter|clause"
-                        r"|chrome|firefox|safari|edge|opera|webkit|gecko|mozilla)[\s:=/#(]*\Z", re.IGNORECASE)
+                        r"|chrome|firefox|safari|edge|opera|webkit|gecko|mozilla"
+                        r"|python|java|node|php|ruby|windows|android|ios|macos|linux|kernel|server)[\s:=/#(]*\Z", re.IGNORECASE)
 
 
 def _ips(text: str, region: str | None) -> _Spans:
@@ -120,20 +132,21 @@ def _ips(text: str, region: str | None) -> _Spans:
             if not nobody and not (pattern is _IPV4 and _VERSIONED.search(before)):
                 yield match.span()
 
-# %% ../../nbs/curation/07_pii.ipynb #d9ee528a
+# %% ../../nbs/curation/07_pii.ipynb #3199094c
 _TOKENS = {  # what the text must contain before its pattern is tried
-    "sk-": r"sk-(?=[\w-]*\d)[\w-]{16,}", "k_": r"[srp]k_(?:live|test)_\w{10,}", "gh": r"gh[pousr]_\w{20,}",
+    "sk-": r"sk-(?=[\w-]{0,80}\d)[\w-]{16,256}", "k_": r"[srp]k_(?:live|test)_\w{10,}", "gh": r"gh[pousr]_\w{20,}",
     "github_pat_": r"github_pat_\w{20,}", "glpat-": r"glpat-[\w-]{16,}", "AKIA": r"AKIA[0-9A-Z]{16}",
     "ASIA": r"ASIA[0-9A-Z]{16}", "AIza": r"AIza[\w-]{30,}", "xox": r"xox[abeoprs]-[\w-]{10,}", "hf_": r"hf_[A-Za-z0-9]{20,}",
     "npm_": r"npm_[A-Za-z0-9]{30,}", "pypi-": r"pypi-[\w-]{40,}", "ya29.": r"ya29\.[\w-]{20,}",
     "SG.": r"SG\.[\w-]{16,}\.[\w-]{16,}", "eyJ": r"eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*",
 }
-_TOKEN_PATTERNS = {hint: re.compile(rf"(?<![A-Za-z0-9_]){pattern}") for hint, pattern in _TOKENS.items()}
-_BEARER = re.compile(r"\b(?:bearer|basic|token)[ :=]+(?=[\w.~+/-]*\d)([\w.~+/-]{16,}=*)", re.IGNORECASE)
-_BLOCK = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----(?:.*?-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----|.*)", re.DOTALL)
+_TOKEN_PATTERNS = {hint: re.compile(rf"(?<![A-Za-z0-9_-]){pattern}") for hint, pattern in _TOKENS.items()}
+_BEARER = re.compile(r"\b(?:bearer|basic|token)[ :=]+(?=[\w.~+/-]{0,256}\d)([\w.~+/-]{16,4096}=*)", re.IGNORECASE)
+_BLOCK = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----(?:.{0,8000}?-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
+                    r"|(?:\s+[A-Za-z0-9+/=]{16,})*)", re.DOTALL)
 _LOGIN = re.compile(r"(?<=://)[^\s/:@]{1,64}:[^\s/@]{1,128}(?=@)")
 _ASSIGNED = re.compile(r"(?:password|passwd|passphrase|pwd|secret|api[_ -]?key|access[_ -]?key|token)[\"']?\s*[:=]\s*[\"']?"
-                       r"((?=[^\s\"',;]*[A-Za-z])(?=[^\s\"',;]*[\d!$%&#@])[^\s\"',;]{6,256})", re.IGNORECASE)
+                       r"((?=[^\s\"',;]{0,256}[A-Za-z])(?=[^\s\"',;]{0,256}[\d!$%&#@])[^\s\"',;]{6,256})", re.IGNORECASE)
 
 
 def _keys(text: str, region: str | None) -> _Spans:
@@ -149,14 +162,16 @@ def _keys(text: str, region: str | None) -> _Spans:
             # a placeholder that stands in for a value is none
             yield from (match.span(1) for match in pattern.finditer(text) if match[1][0] not in "[<{$")
 
-# %% ../../nbs/curation/07_pii.ipynb #43564319
+# %% ../../nbs/curation/07_pii.ipynb #b7dbe1e4
 _DIGITS = re.compile(r"(?<![\w.])[+(\uff0b]{0,2}\d(?:[\d \u00a0\u202f()/.\u2010-\u2013\uff0d-]{5,40})\d")
 _CALL = re.compile(r"(?:\bcall|phone|\btel|mobile|\bcell|\bfax|\btext|whats ?app|\bring|\bdial|reach|\bsms|\bnumber is"
                    r"|电话|手机|電話|тел|telefon|llam)[^\d+]{0,24}\Z", re.IGNORECASE)
-_NO_CALL = re.compile(r"(?:order|invoice|ticket|tracking|booking|reservation|reference|\bref|confirmation|account|customer"
-                      r"|serial|model|part|\bsku|\bisbn|\bissn|\bean|\bimei|\bid|\bno|\bnr|\bcase|code|policy|flight|version"
+_NO_CALL = re.compile(r"(?:\b(?:orders?|invoice|ticket|tracking|booking|reservation|reference|ref|confirmation|account|customer"
+                      r"|serial|model|part|sku|isbn|issn|ean|imei|id|no|nr|case|(?<!area )code|policy|flight|version)\b"
                       r"|[#$€£¥])[^\d+]{0,16}\Z", re.IGNORECASE)
-_DATE = re.compile(r"(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d\d))(?!\d)")
+_AMERICAN = re.compile(r"(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}")
+_PRICES = re.compile(r"\d+\.\d\d(?: ?[-/\u2013] ?\d+\.\d\d)?")
+_DATE = re.compile(r"(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d\d))(?!\d|[-/.]\d)")
 
 
 def _phones(text: str, region: str | None) -> _Spans:
@@ -165,25 +180,31 @@ def _phones(text: str, region: str | None) -> _Spans:
     def read(span: tuple[int, int], leniency: int) -> _Spans:
         # the library looks at the neighbours too: money, letters and slashes speak against a number
         first = max(0, span[0] - 8)
-        for found in phonenumbers.PhoneNumberMatcher(text[first:span[1] + 24], region, leniency=leniency):
-            if first + found.start < span[1]:
-                yield first + found.start, first + found.end
+        # which digits dial abroad differs by region; a plus is the same everywhere
+        around = text[first:span[0]] + re.sub(r"^00(?=[1-9])", " +", text[span[0]:span[1] + 24])
+        for found in phonenumbers.PhoneNumberMatcher(around, region, leniency=leniency):
+            start = first + found.start
+            if start < span[1]:
+                yield start - (text[max(0, start - 1):start + 1] == "00"), first + found.end
 
     for match in _DIGITS.finditer(text):
         written, span = match[0], match.span()
-        if sum(map(str.isdigit, written)) < 7:
+        digits = sum(map(str.isdigit, written))
+        if digits < 7:
             continue
         before = text[max(0, span[0] - 48):span[0]]
-        international = "+" in written or "\uff0b" in written
+        international = "+" in written or "\uff0b" in written or re.match("00[1-9]", written) is not None
         called = bool(_CALL.search(before))
-        if not international and not called and (_NO_CALL.search(before) or _DATE.match(written)):
-            continue
-        if not international and not called and written.isdigit() and text.strip() != written:
-            continue
-        likely = international or called
-        yield from read(span, phonenumbers.Leniency.POSSIBLE if likely else phonenumbers.Leniency.VALID)
+        if not international:
+            if _DATE.match(written) or _PRICES.fullmatch(written) or not called and _NO_CALL.search(before):
+                continue
+            if not called and written.isdigit() and text.strip() != written:
+                continue
+        likely = international or called or region in ("US", "CA") and _AMERICAN.fullmatch(written)
+        found = list(read(span, phonenumbers.Leniency.POSSIBLE if likely else phonenumbers.Leniency.VALID))
+        yield from found or ([span] if called and digits <= 15 else [])
 
-# %% ../../nbs/curation/07_pii.ipynb #d7f59c1a
+# %% ../../nbs/curation/07_pii.ipynb #7f92187d
 class TransformerNames:
     "Names by a token classification model (a label with PER, such as `B-PER`); weights as safetensors only."
 
@@ -223,7 +244,7 @@ class TransformerNames:
                 joined.append((start, stop))
         return joined
 
-# %% ../../nbs/curation/07_pii.ipynb #4f780ff9
+# %% ../../nbs/curation/07_pii.ipynb #f8c1c4e8
 _FINDERS = {"key": _keys, "iban": _ibans, "card": _cards, "email": _emails, "ip": _ips, "phone": _phones}
 _DIGIT = re.compile(r"\d")
 
@@ -251,7 +272,7 @@ def find_pii(
     for kind in _check_kinds(kinds, names):
         if kind == "name":
             found += [Match(kind, start, stop) for start, stop in names(text)]
-        elif digits or kind in ("key", "email", "ip"):
+        elif digits or kind in ("key", "email"):
             found += [Match(kind, start, stop) for start, stop in _FINDERS[kind](text, region)]
     merged: list[Match] = []
     for match in sorted(found, key=lambda match: match[1:]):
@@ -263,7 +284,7 @@ def find_pii(
             merged.append(match)
     return merged
 
-# %% ../../nbs/curation/07_pii.ipynb #a07bf104
+# %% ../../nbs/curation/07_pii.ipynb #c8cbad14
 Item = TypeVar("Item", str, Conversation)
 
 
@@ -294,8 +315,8 @@ def _map_texts(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def _map_conversation(conversation: Conversation, change: Callable[[str], str]) -> Conversation:
-    turns = tuple(replace(turn, text=change(turn.text), meta=_map_texts(turn.meta, change),
-                          speaker=None if turn.speaker is None else change(turn.speaker)) for turn in conversation.turns)
+    turns = tuple(replace(turn, text=change(turn.text), speaker=None if turn.speaker is None else change(turn.speaker),
+                          meta=_map_texts(turn.meta, change)) for turn in conversation.turns)
     return replace(conversation, turns=turns, meta=_map_texts(conversation.meta, change),
                    labels=_map_texts(conversation.labels, change))
 
@@ -352,7 +373,7 @@ def redact(
 
     return _map_conversation(item, change) if isinstance(item, Conversation) else change(item)
 
-# %% ../../nbs/curation/07_pii.ipynb #3e39cf48
+# %% ../../nbs/curation/07_pii.ipynb #91267ae0
 def pii_counts(
     item: str | Conversation,
     kinds: Iterable[str] | None = None,
