@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['looks_like', 'media_placeholder', 'ExportFiles', 'export_records', 'export_document', 'checked']
 
-# %% ../../nbs/core/06b_archives.ipynb #8285d07b
+# %% ../../nbs/core/06b_archives.ipynb #76f0d813
 import codecs
 import json
+import math
 import re
 import shutil
 import tempfile
@@ -21,9 +22,9 @@ from typing import Any
 
 from .config import CdrError
 from .conversation import BadRecord
-from .records import Record, json_records, settle_surrogates
+from .records import Record, json_records, open_bytes, parse_json, settle_surrogates
 
-# %% ../../nbs/core/06b_archives.ipynb #3bc0a314
+# %% ../../nbs/core/06b_archives.ipynb #58180bba
 _MAGIC = (
     (b"%PDF", "a PDF document"),
     (b"PAR1", "a Parquet file"),
@@ -49,7 +50,7 @@ _BY_KEYS = (  # the first whose keys all occur
 )
 _UNDECODED = re.compile("[\udc80-\udcff]")
 _KEY = re.compile(r'"([A-Za-z_]\w*)"\s*:')
-_CHAT_LINE = re.compile(r"^\W*\d{1,4}[./-] ?\d{1,2}[./-] ?\d{1,4}\D{1,12}\d{1,2}[:.]\d\d", re.MULTILINE)
+_CHAT_LINE = re.compile(r"^[^\w\n]{0,4}\d{1,4}[./-] ?\d{1,2}[./-] ?\d{1,4}\D{1,12}\d{1,2}[:.]\d\d", re.MULTILINE)
 
 
 def _looks_like_zip(path: Path) -> str:
@@ -110,7 +111,7 @@ def looks_like(
     # One bad byte in a long file is for its reader to name.
     return _looks_like_text(text) + " that is not UTF-8" * (_UNDECODED.search(text[:4096]) is not None)
 
-# %% ../../nbs/core/06b_archives.ipynb #1670124e
+# %% ../../nbs/core/06b_archives.ipynb #ca59b504
 _MEDIA = {
     kind: frozenset(names.split())
     for kind, names in {
@@ -129,7 +130,7 @@ def media_placeholder(
     ending = re.split(r"[?#]", name)[0].rpartition(".")[2].lower()
     return f"[{next((kind for kind, endings in _MEDIA.items() if ending in endings), 'file')}]"
 
-# %% ../../nbs/core/06b_archives.ipynb #440eb9b3
+# %% ../../nbs/core/06b_archives.ipynb #933fcd8e
 _FREE, _RATIO, _MOST = 64 << 20, 250, 16 << 30
 
 
@@ -224,10 +225,23 @@ class ExportFiles:
         "The error for a path that does not hold `what`."
         return CdrError(f"{self.path} is not {what}: it looks like {looks_like(self.path)}" + f"; {hint}" * bool(hint))
 
-# %% ../../nbs/core/06b_archives.ipynb #2928e1f3
+# %% ../../nbs/core/06b_archives.ipynb #3300c876
+def _one_object(path: Path, surrogates: str) -> list[Record]:
+    "The record of a file that is one JSON object over several lines; nothing if it is anything else."
+    with open_bytes(path) as file:
+        line = file.readline(1 << 20).removeprefix(codecs.BOM_UTF8).strip()
+        if not line.startswith(b"{") or line.endswith(b"}"):
+            return []
+        try:
+            value, replaced = parse_json((line + b"\n" + file.read()).decode("utf-8"), surrogates)
+        except (BadRecord, UnicodeDecodeError):
+            return []
+    return [Record(str(path), 1, value, line, replaced=replaced)]
+
+
 def export_records(
     export: ExportFiles,
-    names: list[str],  # the files to read, each one JSON array or JSON Lines
+    names: list[str],  # the files to read, each one JSON array, JSON Lines or a single object
     surrogates: str = "reject",  # see `core.records.parse_json`
     what: str = "",  # what they should hold, as `looks_like` says it
 ) -> Iterator[Record]:
@@ -237,12 +251,18 @@ def export_records(
             kind = looks_like(file)
             if not name.endswith(".gz") and not kind.startswith((what, "a JSON")):
                 raise CdrError(f"{export.place(name)} is not {what or 'JSON'}: it looks like {kind}")
-            for record in json_records(file, surrogates):
+            for record in _one_object(file, surrogates) or json_records(file, surrogates):
                 yield record._replace(file=export.place(name))
 
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+def _finite(digits: str) -> float:
+    if math.isinf(value := float(digits)):
+        raise ValueError(f"{digits} is too large for a number")
+    return value
 
 
 def export_document(
@@ -256,7 +276,7 @@ def export_document(
         raise CdrError(f"{export.place(name)}: UTF-16 text; save it as UTF-8")
     try:
         text = data.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
-        return json.loads(text, parse_constant=_refuse_constant)
+        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
     except RecursionError:
         raise CdrError(f"{export.place(name)} is nested too deeply to be read") from None
     except ValueError as error:
@@ -269,9 +289,12 @@ def checked(
     surrogates: str = "reject",  # a lone surrogate: "reject" the value, or "replace" it by U+FFFD
 ) -> tuple[Any, int]:  # the value, and how many lone surrogates were replaced
     "A value whose texts can all be stored, or `BadRecord`."
-    if _UNDECODED.search(_texts(value)):
-        raise BadRecord("invalid UTF-8")
-    return settle_surrogates(value, surrogates)
+    try:
+        if _UNDECODED.search(_texts(value)):
+            raise BadRecord("invalid UTF-8")
+        return settle_surrogates(value, surrogates)
+    except RecursionError:
+        raise BadRecord("nested too deeply") from None
 
 
 def _texts(value: Any) -> str:

@@ -6,7 +6,7 @@
 __all__ = ['Message', 'Chat', 'seconds_of', 'split_chat', 'chat_roles', 'read_chats', 'chat_or_reject', 'RawDate', 'days_first',
            'date_of']
 
-# %% ../../nbs/core/06c_chat.ipynb #af793ad2
+# %% ../../nbs/core/06c_chat.ipynb #2dd04bd8
 import datetime
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from .conversation import BadRecord, Conversation, Turn
 from .io import Reader
 from .records import Record
 
-# %% ../../nbs/core/06c_chat.ipynb #f9e40fe0
+# %% ../../nbs/core/06c_chat.ipynb #295ee8a6
 class Message(NamedTuple):
     "One message of a chat, read or not."
 
@@ -93,7 +93,7 @@ def split_chat(
         last = now
     return pieces
 
-# %% ../../nbs/core/06c_chat.ipynb #13ec74ec
+# %% ../../nbs/core/06c_chat.ipynb #558775a2
 def chat_roles(
     messages: Sequence[Message],
     assistant: Sequence[str] = (),
@@ -111,7 +111,7 @@ def chat_roles(
     second = names[1] if len(names) == 2 else None
     return {(name, bot): "assistant" if name == second else "user" for name, bot in who}
 
-# %% ../../nbs/core/06c_chat.ipynb #248e93ee
+# %% ../../nbs/core/06c_chat.ipynb #23227bec
 def read_chats(
     chats: Callable[[Counter], Iterable[Chat]],  # gets the reader's counts to add to
     source: str,
@@ -196,7 +196,7 @@ def _piece_records(
     value = {"id": id, "chat": chat, "piece": good, "roles": roles}
     yield Record(chat.file, good[0].line, value, good[0].raw, hole)
 
-# %% ../../nbs/core/06c_chat.ipynb #5f2c4cfd
+# %% ../../nbs/core/06c_chat.ipynb #fc920288
 class RawDate(NamedTuple):
     "Three numbers as they stand."
 

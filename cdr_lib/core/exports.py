@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BRANCHES', 'path_to', 'iso_time', 'read_chatgpt', 'read_claude', 'read_long_excel']
 
-# %% ../../nbs/core/07_exports.ipynb #918b495f
+# %% ../../nbs/core/07_exports.ipynb #d71db964
 import datetime
 import re
 from collections import Counter
@@ -20,7 +20,7 @@ from .formats import check_roles, content_text, read_long_rows, role_of
 from .io import Reader
 from .records import ON_ERROR, SURROGATES, Record, kind_of, one_of
 
-# %% ../../nbs/core/07_exports.ipynb #081640ee
+# %% ../../nbs/core/07_exports.ipynb #5b880cab
 BRANCHES = ("seen", "all")
 
 
@@ -82,7 +82,7 @@ def iso_time(seconds: Any) -> dict[str, str]:  # {"time": ...}, empty where ther
     except (ValueError, OverflowError, OSError):
         raise BadRecord(f"{seconds} is no time") from None
 
-# %% ../../nbs/core/07_exports.ipynb #5dd41d44
+# %% ../../nbs/core/07_exports.ipynb #7f5a4106
 _UNSEEN = ("user_editable_context", "model_editable_context", "thoughts", "reasoning_recap", "app_pairing_content")
 
 
@@ -226,7 +226,7 @@ def _conversation_files(export: ExportFiles, pattern: str, what: str) -> list[st
         raise export.refuse(what, "there is no conversations.json in it")
     return names
 
-# %% ../../nbs/core/07_exports.ipynb #d78b912d
+# %% ../../nbs/core/07_exports.ipynb #b68b47f5
 _NO_PARENT = re.compile("0{8}-0000-4?0*-")
 
 
@@ -341,7 +341,7 @@ def read_claude(
 
     return Reader(export_records(export, names, surrogates, "a Claude export"), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/07_exports.ipynb #06f85acf
+# %% ../../nbs/core/07_exports.ipynb #38c8b612
 _EXACT = 10**15
 
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Stamp', 'stamp_of', 'read_whatsapp', 'read_telegram']
 
-# %% ../../nbs/core/07b_messengers.ipynb #1d1299e8
+# %% ../../nbs/core/07b_messengers.ipynb #4b2399ec
 import datetime
 import re
 from collections import Counter
@@ -21,7 +21,7 @@ from .conversation import BadRecord
 from .io import Reader
 from .records import ON_ERROR, SURROGATES, Record, kind_of, one_of
 
-# %% ../../nbs/core/07b_messengers.ipynb #69dfdb71
+# %% ../../nbs/core/07b_messengers.ipynb #2c1d5b7b
 _MARKS = "[\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]*"
 _STAMP = re.compile(rf"""
     {_MARKS} (?P<open>\[)? {_MARKS}
@@ -73,7 +73,7 @@ def _time_of(stamp: Stamp, day_first: bool) -> datetime.datetime:
         hour = (hour + 12) % 24
     return date_of(stamp.date, day_first, hour, stamp.minute, stamp.second)
 
-# %% ../../nbs/core/07b_messengers.ipynb #69b9f757
+# %% ../../nbs/core/07b_messengers.ipynb #ace68f19
 _SENDER = re.compile(rf"{_MARKS}(?P<who>[^:]{{1,100}}?){_MARKS}:(?: (?P<text>.*)|$)", re.DOTALL)
 _SEALED = re.compile(
     r"end-to-end|Ende-zu-Ende|extremo a extremo|bout en bout|ponta a ponta|端到端|сквозн|uçtan uca", re.IGNORECASE)
@@ -131,11 +131,11 @@ def _whatsapp_text(text: str, marked: bool) -> tuple[str, dict[str, Any]] | None
         return "[deleted]", meta | {"deleted": True}
     if not text.startswith("\u200e"):
         return text, meta
-    if _SEALED.search(plain) or _NOTICE.search(plain):
+    if len(plain) < 300 and (_SEALED.search(plain) or _NOTICE.search(plain)):
         return None
     return text.removeprefix("\u200e"), meta | {"notice": True}
 
-# %% ../../nbs/core/07b_messengers.ipynb #4f33c4f9
+# %% ../../nbs/core/07b_messengers.ipynb #7d62320b
 _CHAT_NAME = re.compile(
     r"^(?:whatsapp[ -]chat (?:with|mit|-)|chat de whatsapp (?:con|-)|discussion whatsapp (?:avec|-)"
     r"|conversa do whatsapp com|chat whatsapp con|whatsapp-chat met) (?P<name>.+)", re.IGNORECASE)
@@ -242,7 +242,7 @@ def read_whatsapp(
 
     return read_chats(chats, source, gap, assistant, me, on_error, on_duplicate)
 
-# %% ../../nbs/core/07b_messengers.ipynb #4d1413dc
+# %% ../../nbs/core/07b_messengers.ipynb #e9ce0198
 _TELEGRAM_MEDIA = {"voice_message": "audio", "audio_file": "audio", "video_message": "video", "video_file": "video",
                    "animation": "gif", "sticker": "sticker"}
 _TELEGRAM_PARTS = {"photo": "image", "location_information": "location", "contact_information": "contact",
@@ -250,15 +250,12 @@ _TELEGRAM_PARTS = {"photo": "image", "location_information": "location", "contac
 
 
 def _telegram_text(text: Any) -> str:
-    if isinstance(text, list):
-        return "".join(_telegram_text(piece) for piece in text)
-    if isinstance(text, Mapping):
-        text = text.get("text", "")
-    if text is None:
-        return ""
-    if not isinstance(text, str):
-        raise BadRecord(f"a text is {kind_of(text)}, not text or a list of pieces")
-    return text
+    pieces = text if isinstance(text, list) else [text]
+    pieces = [piece.get("text") if isinstance(piece, Mapping) else piece for piece in pieces]
+    pieces = [piece for piece in pieces if piece is not None]
+    if wrong := [piece for piece in pieces if not isinstance(piece, str)]:
+        raise BadRecord(f"a text is {kind_of(wrong[0])}, not text or a list of pieces")
+    return "".join(pieces)
 
 
 def _telegram_media(entry: Mapping) -> str:
@@ -272,6 +269,8 @@ def _telegram_media(entry: Mapping) -> str:
 
 
 def _telegram_time(entry: Mapping, strict: bool = True) -> datetime.datetime | None:
+    if "date_unixtime" not in entry and "date" not in entry:
+        return None
     try:
         if "date_unixtime" in entry:
             return datetime.datetime.fromtimestamp(int(entry["date_unixtime"]), datetime.timezone.utc)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Directory', 'slack_text', 'read_slack', 'read_discord']
 
-# %% ../../nbs/core/07c_workspaces.ipynb #9c24068a
+# %% ../../nbs/core/07c_workspaces.ipynb #f25bcd45
 import datetime
 import re
 from collections import Counter
@@ -22,7 +22,7 @@ from .formats import csv_rows
 from .io import Reader
 from .records import ON_ERROR, SURROGATES, Record, kind_of, one_of
 
-# %% ../../nbs/core/07c_workspaces.ipynb #c4312824
+# %% ../../nbs/core/07c_workspaces.ipynb #96a1fc3d
 class Directory(NamedTuple):
     "Who and what the ids of a Slack workspace stand for."
 
@@ -55,7 +55,7 @@ def slack_text(
     text = _BRACKETS.sub(shown, text)
     return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 
-# %% ../../nbs/core/07c_workspaces.ipynb #708d5e7a
+# %% ../../nbs/core/07c_workspaces.ipynb #926bdf7f
 _SLACK_SERVICE = frozenset(
     "channel_join channel_leave channel_topic channel_purpose channel_name channel_archive channel_unarchive "
     "channel_posting_permissions channel_convert_to_private channel_canvas_updated group_join group_leave group_topic "
@@ -65,15 +65,15 @@ _SLACK_SERVICE = frozenset(
 _SLACK_KEPT = ("user", "bot_id", "subtype", "edited", "reactions", "files", "attachments")
 
 
-def _block_texts(blocks: Any) -> Iterator[str]:
+def _block_texts(blocks: Any, depth: int = 8) -> Iterator[str]:
     "The texts of blocks, wherever they are nested."
     for block in blocks if isinstance(blocks, list) else [blocks]:
-        if isinstance(block, Mapping):
+        if isinstance(block, Mapping) and depth:
             if isinstance(block.get("text"), str):
                 yield block["text"]
             for name in ("text", "elements", "fields"):
                 if isinstance(block.get(name), (list, Mapping)):
-                    yield from _block_texts(block[name])
+                    yield from _block_texts(block[name], depth - 1)
 
 
 def _slack_parts(entry: Mapping, directory: Directory) -> str:
@@ -122,7 +122,7 @@ def _slack_message(entry: Mapping, directory: Directory, roots: set[str]) -> Mes
     return Message(speaker, text, time, {name: entry[name] for name in _SLACK_KEPT if entry.get(name)}, bot,
                    entry["ts"], thread, raw=text)
 
-# %% ../../nbs/core/07c_workspaces.ipynb #58d90d09
+# %% ../../nbs/core/07c_workspaces.ipynb #eecfe8ea
 _SLACK_DAY = r"(?:(?P<root>.*)/)?(?P<channel>[^/]+)/(?P<day>\d{4}-\d\d-\d\d)\.json"
 
 
@@ -250,7 +250,7 @@ def read_slack(
 
     return read_chats(chats, source, gap, assistant, me, on_error, on_duplicate)
 
-# %% ../../nbs/core/07c_workspaces.ipynb #aa2b4a4b
+# %% ../../nbs/core/07c_workspaces.ipynb #e6e1825b
 _DISCORD_SAID = ("Default", "Reply", "ChatInputCommand", "ContextMenuCommand", "0", "19", "20", "23")
 _DISCORD_KEPT = ("type", "timestampEdited", "reference", "attachments", "embeds", "stickers", "reactions")
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d(?::\d\d)?)(\.\d+)? ?(Z|[+-]\d\d:?\d\d)?")
@@ -333,10 +333,10 @@ def _discord_message(entry: Any) -> Message:
     embeds = [_lines(*(item[name] for name in ("title", "description") if isinstance(item.get(name), str)))
               for item in items["embeds"]] if is_blank(content or "") else []
     text = _lines(content or "", *embeds, *marks, *["[sticker]"] * len(items["stickers"]))
-    name = author.get("name")
+    name, time = author.get("name"), entry.get("timestamp")
     kept = {key: entry[key] for key in _DISCORD_KEPT if entry.get(key) and entry[key] != "Default"}
     return Message(name if isinstance(name, str) and name else "unknown", text,
-                   _discord_time(entry.get("timestamp"), True), kept, author.get("isBot") is True,
+                   None if time is None else _discord_time(time, True), kept, author.get("isBot") is True,
                    str(entry.get("id") or ""), raw=text)
 
 
