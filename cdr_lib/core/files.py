@@ -6,7 +6,7 @@
 __all__ = ['SPLIT_WORDS', 'split_of', 'corpus_files', 'plain_json', 'parquet_records', 'corpus_records', 'json_entries',
            'csv_records', 'text_lines', 'row_of', 'place_of']
 
-# %% ../../nbs/core/08_files.ipynb #3e833292
+# %% ../../nbs/core/08_files.ipynb #9f879a35
 import datetime
 import io
 import json
@@ -25,7 +25,7 @@ from .conversation import BadRecord
 from .formats import csv_rows
 from .records import SURROGATES, Record, existing_file, json_records, kind_of, one_of, open_bytes, parse_json
 
-# %% ../../nbs/core/08_files.ipynb #00fdb090
+# %% ../../nbs/core/08_files.ipynb #e289fd23
 SPLIT_WORDS = {
     word: split
     for split, words in {"train": "train training", "dev": "dev val valid validation", "test": "test testing"}.items()
@@ -36,7 +36,7 @@ _FOLDERS = (*SPLIT_WORDS, "data")
 
 def split_of(path: Path) -> str:
     "The split that a file name or its folder says: train, dev, test, or nothing."
-    words = [word for part in (path.name, path.parent.name) for word in re.split(r"[_.\-]", part.lower())]
+    words = [*re.split(r"[_.\-]", path.name.lower()), path.parent.name.lower()]
     return next((SPLIT_WORDS[word] for word in words if word in SPLIT_WORDS), "")
 
 
@@ -57,7 +57,7 @@ def corpus_files(
                        f"train or data; there is {there}")
     return list(dict.fromkeys(found))
 
-# %% ../../nbs/core/08_files.ipynb #2f762a08
+# %% ../../nbs/core/08_files.ipynb #800ed52e
 def plain_json(value: Any) -> Any:  # what JSON can hold: dates as text, no NaN, no fields that are null
     "A value from Parquet as plain JSON."
     if isinstance(value, Mapping):
@@ -77,27 +77,38 @@ def parquet_records(
     batch_rows: int = 512,
 ) -> Iterator[Record]:  # `line` is the number of the row, from 1
     "The rows of a Parquet file as records, in the memory of one batch."
-    number = 0
     try:
-        with pq.ParquetFile(path) as file:
-            leaves = [file.schema.column(i).path for i in range(len(file.schema))]
-            columns = [leaf for leaf in leaves if not set(leaf.split(".")) & set(without)]
-            for batch in file.iter_batches(batch_rows, columns=columns):
-                try:
-                    rows = batch.to_pylist()
-                except UnicodeDecodeError:
-                    rows = None
-                for i in range(len(batch)):
-                    number += 1
-                    try:
-                        row = batch.slice(i, 1).to_pylist()[0] if rows is None else rows[i]
-                    except UnicodeDecodeError:
-                        yield Record(str(path), number, None, f"row {number}", "invalid UTF-8")
-                        continue
-                    yield Record(str(path), number, row, f"row {number}")
+        file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
-        reason = f"the rows after {number} cannot be read" if number else "not a readable Parquet file"
-        yield Record(str(path), number + 1 if number else None, None, path.name, f"{reason}: {error}")
+        yield Record(str(path), None, None, path.name, f"not a readable Parquet file: {error}")
+        return
+    number = 0
+    with file:
+        leaves = [file.schema.column(i).path for i in range(len(file.schema))]
+        columns = [leaf for leaf in leaves if not set(leaf.split(".")) & set(without)]
+        for group in range(file.num_row_groups):
+            end = number + file.metadata.row_group(group).num_rows
+            try:
+                for batch in file.iter_batches(batch_rows, row_groups=[group], columns=columns):
+                    for row, problem in _batch_rows(batch):
+                        number += 1
+                        yield Record(str(path), number, row, f"row {number}", problem)
+            except (pa.ArrowException, OSError) as error:
+                problem = f"the rows {number + 1} to {end} cannot be read: {error}"
+                yield Record(str(path), number + 1, None, f"row {number + 1}", problem)
+                number = end
+
+
+def _batch_rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, str]]:
+    "Rows, and what is wrong with them."
+    try:
+        yield from ((row, "") for row in batch.to_pylist())
+    except UnicodeDecodeError:
+        for i in range(len(batch)):
+            try:
+                yield batch.slice(i, 1).to_pylist()[0], ""
+            except UnicodeDecodeError:
+                yield None, "invalid UTF-8"
 
 
 def corpus_records(
@@ -110,8 +121,9 @@ def corpus_records(
     return chain.from_iterable(parquet_records(file, without) if file.suffix == ".parquet"
                                else json_records(file, surrogates) for file in files)
 
-# %% ../../nbs/core/08_files.ipynb #6f006dda
+# %% ../../nbs/core/08_files.ipynb #729b87bd
 _GAP = re.compile(r"[ \t\r\n,]*")
+_SPACE = re.compile(r"[ \t\r\n]*")
 _COLON = re.compile(r"[ \t\r\n]*:[ \t\r\n]*")
 _BAD_BYTE = re.compile("[\udc80-\udcff]")
 _CHUNK = 1 << 20
@@ -159,8 +171,9 @@ def json_entries(
                 start = _COLON.match(text, end).end()
                 _, end = scanner.raw_decode(text, start)
                 # A number may go on in the next chunk: an entry is whole once its delimiter is in sight.
-                if _GAP.match(text, end).end() == len(text):
-                    raise ValueError("cut")
+                after = _SPACE.match(text, end).end()
+                if text[after:after + 1] not in (",", "}"):
+                    raise ValueError("a comma or } must follow an entry")
             except (ValueError, AttributeError, RecursionError) as error:
                 if not isinstance(error, RecursionError) and more():
                     continue
@@ -175,7 +188,7 @@ def json_entries(
                 yield record(None, here, f"{key!r}: {error.reason}")
             here = end
 
-# %% ../../nbs/core/08_files.ipynb #33335a43
+# %% ../../nbs/core/08_files.ipynb #cb729f34
 def csv_records(
     files: Iterable[Path],
     columns: Sequence[str],  # that each must have

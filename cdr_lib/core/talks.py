@@ -6,7 +6,7 @@
 __all__ = ['DAILY_ACTS', 'DAILY_EMOTIONS', 'read_dialogsum', 'read_dailydialog', 'read_xdailydialog', 'read_opendialkg',
            'read_bot_adversarial', 'read_synthetic_persona_chat']
 
-# %% ../../nbs/core/11_talks.ipynb #363b3433
+# %% ../../nbs/core/11_talks.ipynb #88da2bfb
 import re
 import warnings
 from collections import Counter
@@ -21,7 +21,7 @@ from .files import SPLIT_WORDS, corpus_files, csv_records, row_of, split_of, tex
 from .io import Reader
 from .records import Record, json_records, kind_of, parse_json
 
-# %% ../../nbs/core/11_talks.ipynb #16a7856e
+# %% ../../nbs/core/11_talks.ipynb #bd1a0d93
 _PERSON = re.compile(r"^#(Person([0-9]+))#: ?", re.MULTILINE)
 _TORN_PERSON = re.compile(r"^#? ?Person ?[0-9]+ ?#? ?:|^#Person", re.MULTILINE)
 
@@ -86,7 +86,7 @@ def read_dialogsum(
 
     return Reader(records(), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #e8896733
+# %% ../../nbs/core/11_talks.ipynb #2612c35c
 DAILY_ACTS = ("inform", "question", "directive", "commissive")  # numbered from 1
 DAILY_EMOTIONS = ("no_emotion", "anger", "disgust", "fear", "happiness", "sadness", "surprise")  # numbered from 0
 _EOU = "__eou__"
@@ -236,7 +236,7 @@ def read_xdailydialog(
     records = chain.from_iterable(_daily_text(file, "xdailydialog", language(file)) for file in files)
     return _daily_reader(records, "xdailydialog", None, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #8046c84f
+# %% ../../nbs/core/11_talks.ipynb #225b1d7e
 def _or_text(text: Any) -> Any:
     "The value of a JSON text, or the text where it is none."
     try:
@@ -297,7 +297,7 @@ def read_opendialkg(
 
     return Reader(chain.from_iterable(map(records, files)), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #52f6fc77
+# %% ../../nbs/core/11_talks.ipynb #32cbbfd6
 _PERSONA = "your persona: "
 
 
@@ -385,7 +385,7 @@ def read_bot_adversarial(
 
     return Reader(_bad_dialogues(records(), merge), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #79e74d34
+# %% ../../nbs/core/11_talks.ipynb #a328bc97
 _USER_TAG = re.compile(r"^(?:\*+ ?\*? ?)?User ([12])(?: ?\*\*)?:(?: ?\* ?\*)?[ ]?", re.MULTILINE)
 
 
@@ -401,7 +401,8 @@ def read_synthetic_persona_chat(
     def parse(record: Record, counts: Counter) -> Conversation:
         first, second, text = (record.value[name] for name in names)
         tags = list(_USER_TAG.finditer(text))
-        if not tags or text[:tags[0].start()].strip():
+        # A rule such as * * * says nothing.
+        if not tags or re.search(r"\w", text[:tags[0].start()]):
             raise BadRecord("the conversation does not begin with 'User 1:' or 'User 2:'")
         ends = [tag.start() for tag in tags[1:]] + [len(text)]
         turns = tuple(Turn("user" if tag[1] == "1" else "assistant", text[tag.end():end].strip(), tag[1])
