@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BRANCHES', 'path_to', 'iso_time', 'read_chatgpt', 'read_claude', 'read_long_excel']
 
-# %% ../../nbs/core/07_exports.ipynb #d71db964
+# %% ../../nbs/core/07_exports.ipynb #afe67082
 import datetime
 import re
 from collections import Counter
@@ -20,7 +20,7 @@ from .formats import check_roles, content_text, read_long_rows, role_of
 from .io import Reader
 from .records import ON_ERROR, SURROGATES, Record, kind_of, one_of
 
-# %% ../../nbs/core/07_exports.ipynb #5b880cab
+# %% ../../nbs/core/07_exports.ipynb #922e5a46
 BRANCHES = ("seen", "all")
 
 
@@ -82,7 +82,7 @@ def iso_time(seconds: Any) -> dict[str, str]:  # {"time": ...}, empty where ther
     except (ValueError, OverflowError, OSError):
         raise BadRecord(f"{seconds} is no time") from None
 
-# %% ../../nbs/core/07_exports.ipynb #7f5a4106
+# %% ../../nbs/core/07_exports.ipynb #d4e42611
 _UNSEEN = ("user_editable_context", "model_editable_context", "thoughts", "reasoning_recap", "app_pairing_content")
 
 
@@ -105,9 +105,9 @@ def _chatgpt_text(content: Any) -> tuple[str, list]:
     if parts is not None:
         raise BadRecord(f"the parts are {kind_of(parts)}, not a list")
     text = next((content[name] for name in ("text", "result", "content") if isinstance(content.get(name), str)), None)
-    if text is None and kind == "text":
+    if text is None and (kind == "text" or not content):
         return "", []
-    return (text, []) if text is not None else content_text({**content, "type": str(kind)})
+    return (text, []) if text is not None else content_text({**content, "type": str(kind or "part")})
 
 
 def _chatgpt_turn(
@@ -118,7 +118,7 @@ def _chatgpt_turn(
         return None
     if not isinstance(message, Mapping):
         raise BadRecord(f"a message is {kind_of(message)}, not an object")
-    author, content, notes = (message.get(name) or {} for name in ("author", "content", "metadata"))
+    author, notes, content = message.get("author") or {}, message.get("metadata") or {}, message.get("content")
     if not isinstance(author, Mapping) or not isinstance(notes, Mapping):
         raise BadRecord("author and metadata of a message must be objects")
     role, meta = role_of(author.get("role"), roles, unmapped)
@@ -226,7 +226,7 @@ def _conversation_files(export: ExportFiles, pattern: str, what: str) -> list[st
         raise export.refuse(what, "there is no conversations.json in it")
     return names
 
-# %% ../../nbs/core/07_exports.ipynb #b68b47f5
+# %% ../../nbs/core/07_exports.ipynb #9975aa4b
 _NO_PARENT = re.compile("0{8}-0000-4?0*-")
 
 
@@ -341,7 +341,7 @@ def read_claude(
 
     return Reader(export_records(export, names, surrogates, "a Claude export"), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/07_exports.ipynb #38c8b612
+# %% ../../nbs/core/07_exports.ipynb #d1008e78
 _EXACT = 10**15
 
 

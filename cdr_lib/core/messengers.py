@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Stamp', 'stamp_of', 'read_whatsapp', 'read_telegram']
 
-# %% ../../nbs/core/07b_messengers.ipynb #4b2399ec
+# %% ../../nbs/core/07b_messengers.ipynb #7ea6d4ea
 import datetime
 import re
 from collections import Counter
@@ -21,7 +21,7 @@ from .conversation import BadRecord
 from .io import Reader
 from .records import ON_ERROR, SURROGATES, Record, kind_of, one_of
 
-# %% ../../nbs/core/07b_messengers.ipynb #2c1d5b7b
+# %% ../../nbs/core/07b_messengers.ipynb #5c027f6e
 _MARKS = "[\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]*"
 _STAMP = re.compile(rf"""
     {_MARKS} (?P<open>\[)? {_MARKS}
@@ -73,7 +73,7 @@ def _time_of(stamp: Stamp, day_first: bool) -> datetime.datetime:
         hour = (hour + 12) % 24
     return date_of(stamp.date, day_first, hour, stamp.minute, stamp.second)
 
-# %% ../../nbs/core/07b_messengers.ipynb #ace68f19
+# %% ../../nbs/core/07b_messengers.ipynb #21d51556
 _SENDER = re.compile(rf"{_MARKS}(?P<who>[^:]{{1,100}}?){_MARKS}:(?: (?P<text>.*)|$)", re.DOTALL)
 _SEALED = re.compile(
     r"end-to-end|Ende-zu-Ende|extremo a extremo|bout en bout|ponta a ponta|端到端|сквозн|uçtan uca", re.IGNORECASE)
@@ -83,12 +83,12 @@ _NOTICE = re.compile(
     r"|now an admin.*|is a contact.*|(un)?blocked .*|(missed )?(voice|video) call.*|missed group .*call.*"
     r"|started a (voice|video)? ?call|security code.*)$", re.IGNORECASE)
 _OMITTED = re.compile(
-    r"(?:.*\W)?(?:(?P<image>image|bild|imagen|immagine|imagem|afbeelding)"
-    r"|(?P<video>v[ií]d[eé]o(?: note)?|videonachricht)|(?P<audio>audio)"
-    r"|(?P<sticker>sticker|figurinha)|(?P<gif>gif)|(?P<file>dokument|documento?)"
-    r"|(?P<contact>contact card|kontaktkarte|tarjeta de contacto)) "
-    r"(?:omitted|weggelassen|ausgelassen|omitid[oa]|absente?|omise?|manquant|omess[oa]|non inclus[oa]|ocultad[oa]"
-    r"|weggelaten)", re.IGNORECASE)
+    "(?P<mark>\u200e)?<?(?:(?P<image>image|bild|imagen|immagine|imagem|afbeelding)"
+    "|(?P<video>v[ií]d[eé]o(?: note)?|videonachricht)|(?P<audio>audio)"
+    "|(?P<sticker>sticker|figurinha)|(?P<gif>gif)|(?P<file>dokument|documento?)"
+    "|(?P<contact>contact card|kontaktkarte|tarjeta de contacto)) "
+    "(?:omitted|weggelassen|ausgelassen|omitid[oa]|absente?|omise?|manquant|omess[oa]|non inclus[oa]|ocultad[oa]"
+    "|weggelaten)>?$", re.IGNORECASE)
 _MEDIA = frozenset((
     "<media omitted>", "<medien ausgeschlossen>", "<multimedia omitido>", "<médias omis>", "<média omis>",
     "<mídia oculta>", "<arquivo de mídia oculto>", "<media omessi>", "<media weggelaten>", "<без медиафайлов>",
@@ -123,10 +123,12 @@ def _whatsapp_text(text: str, marked: bool) -> tuple[str, dict[str, Any]] | None
     plain = _plain(text)
     if plain.lower() in _MEDIA:
         return "[media]", meta
-    own = text.startswith("\u200e") or not marked
-    bare = plain.removeprefix("<").removesuffix(">")
-    if (own or bare != plain) and "\n" not in plain and (kind := _OMITTED.fullmatch(bare)):
-        return f"[{kind.lastgroup}]", meta
+    omitted = _OMITTED.search(text)
+    if omitted and (omitted["mark"] or omitted.start() == 0 and (text.startswith("<") or not marked)):
+        before, kind = _plain(text[:omitted.start()]), omitted.lastgroup
+        if kind == "file" and before:
+            return "[file]", meta | {"attachment": before}
+        return (before + "\n" if before else "") + f"[{kind}]", meta
     if plain.rstrip(".").lower() in _DELETED:
         return "[deleted]", meta | {"deleted": True}
     if not text.startswith("\u200e"):
@@ -135,7 +137,7 @@ def _whatsapp_text(text: str, marked: bool) -> tuple[str, dict[str, Any]] | None
         return None
     return text.removeprefix("\u200e"), meta | {"notice": True}
 
-# %% ../../nbs/core/07b_messengers.ipynb #7d62320b
+# %% ../../nbs/core/07b_messengers.ipynb #80654792
 _CHAT_NAME = re.compile(
     r"^(?:whatsapp[ -]chat (?:with|mit|-)|chat de whatsapp (?:con|-)|discussion whatsapp (?:avec|-)"
     r"|conversa do whatsapp com|chat whatsapp con|whatsapp-chat met) (?P<name>.+)", re.IGNORECASE)
@@ -242,7 +244,7 @@ def read_whatsapp(
 
     return read_chats(chats, source, gap, assistant, me, on_error, on_duplicate)
 
-# %% ../../nbs/core/07b_messengers.ipynb #e9ce0198
+# %% ../../nbs/core/07b_messengers.ipynb #e2a6288c
 _TELEGRAM_MEDIA = {"voice_message": "audio", "audio_file": "audio", "video_message": "video", "video_file": "video",
                    "animation": "gif", "sticker": "sticker"}
 _TELEGRAM_PARTS = {"photo": "image", "location_information": "location", "contact_information": "contact",
@@ -326,7 +328,8 @@ def _telegram_chat(chat: Any, place: str, surrogates: str, counts: Counter) -> C
 
 def _telegram_chats(export: ExportFiles, name: str) -> list:
     document = export_document(export, name)
-    if isinstance(document, Mapping):
+    # Discord's exports hold messages too, under a guild and a channel.
+    if isinstance(document, Mapping) and not {"guild", "channel"} & set(document):
         if isinstance(document.get("messages"), list):
             return [document]
         lists = [part["list"] for key in ("chats", "left_chats")

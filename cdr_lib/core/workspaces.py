@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Directory', 'slack_text', 'read_slack', 'read_discord']
 
-# %% ../../nbs/core/07c_workspaces.ipynb #f25bcd45
+# %% ../../nbs/core/07c_workspaces.ipynb #36de2a7e
 import datetime
 import re
 from collections import Counter
@@ -22,7 +22,7 @@ from .formats import csv_rows
 from .io import Reader
 from .records import ON_ERROR, SURROGATES, Record, kind_of, one_of
 
-# %% ../../nbs/core/07c_workspaces.ipynb #96a1fc3d
+# %% ../../nbs/core/07c_workspaces.ipynb #bb8a3557
 class Directory(NamedTuple):
     "Who and what the ids of a Slack workspace stand for."
 
@@ -55,7 +55,7 @@ def slack_text(
     text = _BRACKETS.sub(shown, text)
     return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 
-# %% ../../nbs/core/07c_workspaces.ipynb #926bdf7f
+# %% ../../nbs/core/07c_workspaces.ipynb #0761586b
 _SLACK_SERVICE = frozenset(
     "channel_join channel_leave channel_topic channel_purpose channel_name channel_archive channel_unarchive "
     "channel_posting_permissions channel_convert_to_private channel_canvas_updated group_join group_leave group_topic "
@@ -122,7 +122,7 @@ def _slack_message(entry: Mapping, directory: Directory, roots: set[str]) -> Mes
     return Message(speaker, text, time, {name: entry[name] for name in _SLACK_KEPT if entry.get(name)}, bot,
                    entry["ts"], thread, raw=text)
 
-# %% ../../nbs/core/07c_workspaces.ipynb #eecfe8ea
+# %% ../../nbs/core/07c_workspaces.ipynb #4d7124b7
 _SLACK_DAY = r"(?:(?P<root>.*)/)?(?P<channel>[^/]+)/(?P<day>\d{4}-\d\d-\d\d)\.json"
 
 
@@ -160,8 +160,10 @@ def _slack_entries(
         try:
             rows = export_document(export, name)
             if not isinstance(rows, list):
-                raise CdrError(f"a day of a channel is {kind_of(rows)}, not a list")
+                raise CdrError(f"{export.place(name)}: a day of a channel is {kind_of(rows)}, not a list")
         except CdrError as error:
+            if export.kind == "file":
+                raise
             chat.strays.append(Record(export.place(name), None, None, "", str(error)))
             continue
         for row in rows:
@@ -250,7 +252,7 @@ def read_slack(
 
     return read_chats(chats, source, gap, assistant, me, on_error, on_duplicate)
 
-# %% ../../nbs/core/07c_workspaces.ipynb #e6e1825b
+# %% ../../nbs/core/07c_workspaces.ipynb #f21f395d
 _DISCORD_SAID = ("Default", "Reply", "ChatInputCommand", "ContextMenuCommand", "0", "19", "20", "23")
 _DISCORD_KEPT = ("type", "timestampEdited", "reference", "attachments", "embeds", "stickers", "reactions")
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d(?::\d\d)?)(\.\d+)? ?(Z|[+-]\d\d:?\d\d)?")
@@ -342,10 +344,11 @@ def _discord_message(entry: Any) -> Message:
 
 def _discord_json(export: ExportFiles, name: str, surrogates: str, counts: Counter) -> Chat:
     document = export_document(export, name)
-    if not isinstance(document, Mapping) or not isinstance(entries := document.get("messages"), list):
+    whole = isinstance(document, Mapping) and isinstance(document.get("channel"), Mapping)
+    if not whole or not isinstance(entries := document.get("messages"), list):
         keys = list(document)[:8] if isinstance(document, Mapping) else []
         there = f"only {', '.join(map(repr, keys))}" if keys else kind_of(document)
-        raise CdrError(f"{export.place(name)} is not a Discord export: it has no list of messages, {there}")
+        raise CdrError(f"{export.place(name)} is not a Discord export: it has no channel with a list of messages, {there}")
     head, _ = checked({key: document.get(key) or {} for key in ("channel", "guild")}, "replace")
     channel, guild = (value if isinstance(value, Mapping) else {} for value in (head["channel"], head["guild"]))
     title = channel.get("name") or PurePosixPath(name).stem
