@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['measure_shard', 'write_part', 'Curated', 'curate']
 
-# %% ../../nbs/curation/14_pipeline.ipynb #bb8b218e
+# %% ../../nbs/curation/14_pipeline.ipynb #b3b89d80
 import contextlib
 import hashlib
 import json
@@ -34,7 +34,7 @@ from .plan import Curation
 from .pool import Pool, _key, _name, open_pool, read_input, read_shard
 from .stages import Alive, Decision, Stage, stage_entry
 
-# %% ../../nbs/curation/14_pipeline.ipynb #039daedb
+# %% ../../nbs/curation/14_pipeline.ipynb #d4cadf30
 def measure_shard(
     stage: Stage,
     shard: str,  # path of a shard of the pool
@@ -92,7 +92,7 @@ def write_part(
 
     write_parquet(survivors(), target)
 
-# %% ../../nbs/curation/14_pipeline.ipynb #351cbf3c
+# %% ../../nbs/curation/14_pipeline.ipynb #e06762ea
 class _Crew:
     "Whoever does the tasks."
 
@@ -101,7 +101,7 @@ class _Crew:
             raise CdrError(f"workers={workers!r} must be a whole number from 1")
         self.workers, self.address, self._pool, self._client = workers, dask, None, None
 
-    def __enter__(self) -> "_Crew":
+    def __enter__(self):
         if self.address is not None:
             distributed = require("distributed", "scale")
             try:
@@ -160,7 +160,7 @@ class _Crew:
 def _call(function: Callable, task: tuple) -> None:
     function(*task)
 
-# %% ../../nbs/curation/14_pipeline.ipynb #1882a0e0
+# %% ../../nbs/curation/14_pipeline.ipynb #9e79e4ff
 def _digest(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
@@ -216,7 +216,7 @@ def _alone(folder: Path) -> Iterator[None]:
             raise CdrError(f"{folder}: another run works in this folder: wait for it, or choose another") from None
         yield
 
-# %% ../../nbs/curation/14_pipeline.ipynb #ce4fcd3d
+# %% ../../nbs/curation/14_pipeline.ipynb #e6ba17de
 @dataclass
 class Curated:
     "What a run of curation left, and the account of it."
@@ -265,7 +265,7 @@ def _frames(out: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     # A source may be called "NA", which is no missing value.
     return tuple(pd.read_csv(out / name, keep_default_na=False) for name in ("stages.csv", "reasons.csv"))
 
-# %% ../../nbs/curation/14_pipeline.ipynb #a6f19fec
+# %% ../../nbs/curation/14_pipeline.ipynb #7a2b5af5
 class _Clock:
     "Seconds by step."
 
