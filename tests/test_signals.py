@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cdr_lib.core.config import CdrError
 from cdr_lib.core.conversation import Conversation, Turn
+from cdr_lib.curation.language import detect, detect_conversations, language_shares, scripts
 from cdr_lib.curation.signals import GOPHER, RULES, SIGNALS, Rule, ends_sentence, first_failing, judge, link_spans, signals
 
 
@@ -130,3 +131,46 @@ def test_rules():
     with pytest.raises(CdrError, match="missing"):
         judge({"n_words": np.zeros(1)}, [Rule("url_ratio", most=1)])
     assert {rule.signal for rule in (*RULES, *GOPHER)} <= set(SIGNALS)
+
+
+@pytest.mark.parametrize("text, code", [
+    ("Could you tell me where the station is?", "en"), ("Können Sie mir sagen, wo der Bahnhof ist?", "de"),
+    ("¿Me puede decir dónde está la estación?", "es"), ("Pouvez-vous me dire où est la gare ?", "fr"),
+    ("Скажите, пожалуйста, где находится вокзал?", "ru"), ("請問車站在哪裡？", "zh"), ("駅はどこですか", "ja"), ("역이 어디예요?", "ko"),
+    ("สถานีอยู่ที่ไหน", "th"), ("Πού είναι ο σταθμός;", "el"), ("أين تقع محطة القطار من فضلك؟", "ar"),
+    ("क्या आप बता सकते हैं कि स्टेशन कहाँ है?", "hi"), ("ok", "und"), ("12:30, 4.50", "und"), ("", "und"), ("👍👍👍", "und"),
+    ("https://en.example/all/these/words/are/english", "und"),
+])
+def test_language(text, code):
+    codes, probabilities = detect([text])
+    assert codes.tolist() == [code] and (probabilities[0] > 0) == (code != "und") and probabilities.dtype == np.float32
+
+
+def test_language_of_a_conversation():
+    assert detect_conversations([talk("hi", "ok", "ja bitte, gern", "vielen Dank und auf Wiedersehen")])[0].tolist() == ["de"]
+    assert detect_conversations([])[0].tolist() == []
+    both = language_shares(talk("Where can I find the train station?", "ok", "Wo finde ich denn den Bahnhof?"))
+    assert set(both) == {"en", "de"} and both["en"] == 35 / 65
+    assert detect_conversations([talk("word " * 200_000, "你好" * 100_000)])[0][0] in ("en", "zh")
+    system = Conversation("s", (Turn("system", "You are a very helpful assistant who answers in German."), Turn("user", "你好")))
+    assert detect_conversations([system])[0].tolist() == ["zh"]
+
+
+def test_scripts():
+    assert scripts("abc где") == {"Cyrillic": 0.5, "Latin": 0.5}
+    assert scripts("123 !") == {} and scripts("한국어 日本") == {"Hangul": 0.6, "Han": 0.4}
+
+
+@pytest.mark.real
+def test_language_of_real_turns():
+    from cdr_lib.core.config import corpora_dir
+
+    folder = corpora_dir() and corpora_dir() / "xdailydialog" / "1k_part_data"
+    if not folder or not folder.is_dir():
+        pytest.skip("needs CDR_DATA with xdailydialog")
+    for name, code in (("De", "de"), ("En", "en"), ("It", "it"), ("Zh", "zh")):
+        lines = (folder / f"dialogues_text_{name}.txt").read_text(encoding="utf-8").splitlines()[:100]
+        turns = [turn for line in lines for turn in line.split("__eou__") if turn.strip()]
+        codes, _ = detect(turns)
+        named = codes != "und"
+        assert (codes[named] == code).mean() > 0.98 and named.mean() > 0.85
