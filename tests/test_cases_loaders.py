@@ -1,6 +1,7 @@
 """Failure cases of loaders, one test per case with the case's own values."""
 
 import json
+import warnings
 
 import pytest
 
@@ -11,7 +12,8 @@ from cdr_lib.core.formats import read_long_csv, read_messages_jsonl, read_shareg
 from cdr_lib.core.io import by_id, read_jsonl, read_parquet, write_jsonl, write_parquet
 from cdr_lib.core.layouts import read_beir, read_cdr, write_cdr
 from cdr_lib.core.records import json_lines
-from cdr_lib.core.tasks import frame_acts, frame_spans, frame_states, read_sgd
+from cdr_lib.core.talks import read_bot_adversarial, read_dailydialog, read_opendialkg
+from cdr_lib.core.tasks import frame_acts, frame_spans, frame_states, read_multiwoz, read_sgd
 
 
 def lines(path, *rows):
@@ -317,3 +319,85 @@ def test_MET_11_dangling_judgements_are_reported():
     with pytest.raises(BadCollection, match="'dX'") as error:
         collection.validate()
     assert error.value.report.dangling == [("q", "dX")]
+
+
+def test_LOA_16_dailydialog_labels_do_not_shift(tmp_path):
+    text = "Hi . __eou__ Hello . __eou__\n\nBye now . __eou__ Ok . __eou__ See you . __eou__\n"
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train/dialogues_train.txt").write_text(text)
+    (tmp_path / "train/dialogues_act_train.txt").write_text("1 1 \n\n1 4 1 \n")
+    (tmp_path / "train/dialogues_emotion_train.txt").write_text("0 4 \n\n0 0 \n")
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test/dialogues_test.txt").write_text(text)
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        found = list(read_dailydialog(tmp_path))
+    assert len(found) == 4 == len({conversation.id for conversation in found})
+    first, second = found[:2]
+    assert [len(first), len(second)] == [2, 3] and [turn.text for turn in first.turns] == ["Hi .", "Hello ."]
+    assert [conversation.labels.get("acts") for conversation in found[:2]] == [[1, 1], [1, 4, 1]]
+    assert first.labels["emotions"] == [0, 4] and "emotions" not in second.labels
+    assert len(heard) == 1 and second.id in str(heard[0].message) and "2 labels for 3 turns" in str(heard[0].message)
+    # The same in the file that holds all dialogues, whose split is said.
+    (tmp_path / "all").mkdir()
+    (tmp_path / "all/dialogues_text.txt").write_text(text)
+    (tmp_path / "all/dialogues_act.txt").write_text("1 1 \n\n1 4 1 \n")
+    again = list(read_dailydialog(tmp_path / "all", split="train"))
+    assert [conversation.id for conversation in again] == [first.id, second.id]
+    # The hub's copy is a script: the message names the way out.
+    (tmp_path / "hub").mkdir()
+    (tmp_path / "hub/daily_dialog.py").write_text("import datasets\n")
+    with pytest.raises(CdrError, match="loading script.*give the folder"):
+        read_dailydialog(tmp_path / "hub")
+
+
+def test_LOA_17_multiwoz_without_some_annotation(tmp_path):
+    unset = {"hotel": {"semi": {"area": "not mentioned"}, "book": {"booked": []}}}
+    booked = {"hotel": {"semi": {"area": "dontcare"}, "book": {"booked": [{"name": "A"}]}}}
+    data = {"PMUL0001.json": {"log": [
+        {"text": "need a hotel", "metadata": {}}, {"text": "which area?", "metadata": unset},
+        {"text": "any", "metadata": {}}, {"text": "booked", "metadata": booked}]}}
+    (tmp_path / "data.json").write_text(json.dumps(data))
+    (tmp_path / "dialogue_acts.json").write_text(json.dumps(
+        {"PMUL0001": {"1": {"Hotel-Request": [["Area", "?"]]}, "2": "No Annotation"}}))
+    (tmp_path / "testListFile.json").write_text("PMUL0001.json\nSNG0002.json\n")
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        conversation, = read_multiwoz(tmp_path)
+    assert pairs(conversation) == [
+        ["user", "need a hotel"], ["assistant", "which area?"], ["user", "any"], ["assistant", "booked"]]
+    acts = [turn.meta.get("acts") for turn in conversation.turns]
+    assert acts == [None, {"Hotel-Request": [["Area", "?"]]}, None, None]
+    assert [("SNG0002.json" in str(warning.message)) for warning in heard] == [True]
+    assert "state" not in conversation.turns[1].meta and conversation.turns[3].meta["state"] == {"hotel": {"area": "dontcare"}}
+    assert conversation.turns[3].meta["booked"] == {"hotel": [{"name": "A"}]} and conversation.meta["split"] == "test"
+    stored([conversation], tmp_path)
+
+
+def test_LOA_19_bot_adversarial_turns_and_persona(tmp_path):
+    line = ("text:I like tea.\\nDo you?\\nYes a lot.\tlabels:__ok__\tepisode_done:True\t"
+            "bot_persona:your persona: i ski.\\nyour persona: i bake.\tspeaker_to_eval:bot")
+    (tmp_path / "train.txt").write_text(line + "\n")
+    conversation, = read_bot_adversarial(tmp_path)
+    assert pairs(conversation) == [["assistant", "I like tea."], ["user", "Do you?"], ["assistant", "Yes a lot."]]
+    assert conversation.meta["bot_persona"] == ["i ski.", "i bake."]
+    assert [turn.meta.get("label") for turn in conversation.turns] == [None, None, "__ok__"]
+    assert not any("\\n" in turn.text for turn in conversation.turns)
+    (tmp_path / "train.txt").write_text(line.replace("speaker_to_eval:bot", "speaker_to_eval:human") + "\n")
+    conversation, = read_bot_adversarial(tmp_path)
+    assert [turn.role for turn in conversation.turns] == ["user", "assistant", "user"]
+
+
+def test_LOA_20_opendialkg_cells_hold_dialogues(tmp_path):
+    csv = (
+        'Messages,User Rating\n"[{""type"": ""chat"", ""sender"": ""user"", ""message"": ""Do you like \\""Dune\\"", the '
+        'book?\\nor film""}, {""type"": ""action"", ""sender"": ""assistant"", ""action_id"": ""kgwalk/choose_path"", '
+        '""metadata"": {""path"": [0.5, [[""Dune"", ""written_by"", ""Herbert""]], ""x""]}}, {""type"": ""chat"", '
+        '""sender"": ""assistant"", ""message"": ""The book, yes""}]",5\n"[]",\n')
+    (tmp_path / "opendialkg.csv").write_text(csv)
+    reader = read_opendialkg(tmp_path, on_error="collect")
+    conversation, = reader
+    assert pairs(conversation) == [["user", 'Do you like "Dune", the book?\nor film'], ["assistant", "The book, yes"]]
+    assert conversation.turns[1].meta["path"] == [["Dune", "written_by", "Herbert"]]
+    # No row is passed over silently: the one without messages is a reject with its place.
+    assert reader.counts["records"] == 2 and [(reject.line, reject.reason[-8:]) for reject in reader.rejects] == [(3, "no turns")]

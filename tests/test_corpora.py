@@ -215,7 +215,7 @@ def wildchat(hash, *said, **more):
     shared = {"language": "English", "toxic": False, "redacted": False, "country": "Peru", "state": None}
     turns = [{"content": content, "role": role, "turn_identifier": 7 + len(said), "timestamp": None, **shared, **extra}
              for role, content, extra in said]
-    when = datetime.datetime(2023, 4, 9, 0, 2, tzinfo=datetime.timezone.utc)
+    when = datetime.datetime.fromisoformat("2023-04-09T00:02:00+00:00")
     return {"conversation_hash": hash, "model": "gpt-4", "timestamp": when, "conversation": turns, "turn": 1,
             "openai_moderation": [moderation()] * len(said), **shared, **more}
 
