@@ -6,7 +6,7 @@
 __all__ = ['SHINGLES', 'FuzzyConfig', 'Sketches', 'sketch', 'fuzzy_duplicates', 'drop_fuzzy', 'fuzzy_pairs', 'score_pairs',
            'score_kept']
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #760b9e77
+# %% ../../nbs/curation/03_fuzzy.ipynb #0b39189a
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ from .exact import normal_text
 from .settle import (Duplicates, Pairs, _first_independent, _leaders, _mask, _order, _rows_of,
                                      conversation_ranks, settle_groups, split_dropped)
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #d278371d
+# %% ../../nbs/curation/03_fuzzy.ipynb #18d6a2d4
 SHINGLES = ("auto", "word", "char")
 
 
@@ -68,7 +68,7 @@ class FuzzyConfig:
             bands, rows = self.layout
         return 1 - (1 - np.asarray(similarity, dtype=float) ** rows) ** bands
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #8153a040
+# %% ../../nbs/curation/03_fuzzy.ipynb #89ba84d2
 _GAP, _WORD, _CONTINUOUS, _HIDDEN = range(4)
 _UNSPACED = ((0xe00, 0xfff), (0x1000, 0x109f), (0x1780, 0x17ff), (0x19e0, 0x19ff), (0x1b00, 0x1b7f), (0x3005, 0x3007),
              (0x3040, 0x312f), (0x31a0, 0x31bf), (0x31f0, 0x31ff), (0x3400, 0x4dbf), (0x4e00, 0xa4cf), (0xa980, 0xa9ff),
@@ -116,9 +116,8 @@ def _unspaced(texts: Sequence[str]) -> np.ndarray:  # bool [n]
     counts = [np.diff(np.cumsum(classes == kind)[ends]) for kind in (_WORD, _CONTINUOUS)]
     return (counts[1] > 0) & (counts[1] >= counts[0])
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #df2954b0
+# %% ../../nbs/curation/03_fuzzy.ipynb #989897ed
 _ODD = 0x9e3779b97f4a7c15  # the golden ratio, in 64 bits
-_MODULUS = 1 << 64
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:  # uint64, changed in place
@@ -130,18 +129,17 @@ def _mixed(values: np.ndarray) -> np.ndarray:  # uint64, changed in place
     return values
 
 
-_POWERS = [np.ones(1, np.uint64), np.ones(1, np.uint64)]
+@lru_cache(maxsize=2)
+def _power_table(size: int) -> np.ndarray:  # uint64 [2, size]
+    powers = np.empty((2, size), np.uint64)
+    powers[:, 0] = 1
+    powers[0, 1:], powers[1, 1:] = _ODD, pow(_ODD, -1, 1 << 64)
+    return np.cumprod(powers, axis=1, dtype=np.uint64)
 
 
-def _powers(n: int) -> tuple[np.ndarray, np.ndarray]:  # uint64 [n] each
+def _powers(n: int) -> np.ndarray:  # uint64 [2, n]
     "The first `n` powers of an odd number modulo 2^64, and of its inverse."
-    if len(_POWERS[0]) < n:
-        size = max(n, 1 << 18)
-        for index, base in enumerate((_ODD, pow(_ODD, -1, _MODULUS))):
-            powers = np.full(size, base, np.uint64)
-            powers[0] = 1
-            _POWERS[index] = np.cumprod(powers, dtype=np.uint64)
-    return _POWERS[0][:n], _POWERS[1][:n]
+    return _power_table(max(1 << 20, 1 << n.bit_length()))[:, :n]
 
 
 def _tokens(codes: np.ndarray, classes: np.ndarray, characters: bool) -> tuple[np.ndarray, np.ndarray]:
@@ -179,7 +177,7 @@ def _grams(tokens: np.ndarray, first: np.ndarray, size: int) -> tuple[np.ndarray
     inside = mixed[_rows_of(first, np.arange(len(counts)), counts)]
     return _mixed(inside) >> np.uint64(16), counts
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #707ecc5d
+# %% ../../nbs/curation/03_fuzzy.ipynb #941014ac
 def _shingles(texts: Sequence[str], config: FuzzyConfig) -> tuple[np.ndarray, np.ndarray]:  # uint64 flat, int64 [n]
     "Sorted sets of shingles, one after the other, and their sizes."
     ascii_text = np.fromiter(map(str.isascii, texts), bool, len(texts))
@@ -226,7 +224,7 @@ def _sorted_sets(flat: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> tu
         result[_rows_of(begins, rows, sizes[rows])] = values
     return result, sizes
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #3fbd826e
+# %% ../../nbs/curation/03_fuzzy.ipynb #1312bc28
 def _signatures(flat: np.ndarray, counts: np.ndarray, config: FuzzyConfig) -> np.ndarray:  # uint32 [permutations, n]
     "MinHash signatures of texts with at least one shingle each."
     random = np.random.default_rng(config.seed)
@@ -253,7 +251,7 @@ def _band_keys(signatures: np.ndarray, config: FuzzyConfig) -> np.ndarray:  # ui
         _mixed(keys)
     return keys.T
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #47681bc4
+# %% ../../nbs/curation/03_fuzzy.ipynb #a1d790a8
 @dataclass(frozen=True)
 class Sketches:
     "Band keys and sets of shingles of n texts."
@@ -387,6 +385,8 @@ def sketch(
     config: FuzzyConfig = FuzzyConfig(),
 ) -> Sketches:
     "Shingles and band keys of texts; streaming, the texts are not kept."
+    if isinstance(texts, str):
+        raise CdrError("sketch takes several texts, and would take one string for a list of characters: put it in a list")
     done = []
 
     def finish(batch: list[str]) -> None:
@@ -411,7 +411,7 @@ def sketch(
     flat, bands, counts, lengths, whole = map(np.concatenate, zip(*done))
     return Sketches(bands, (flat,), np.concatenate([[0], np.cumsum(counts)]), lengths, whole, config)
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #46adb8c6
+# %% ../../nbs/curation/03_fuzzy.ipynb #9833e591
 @dataclass(frozen=True)
 class _Buckets:
     "Texts that share a band key with another one, by bucket. Texts are numbered in order of preference."
@@ -444,7 +444,7 @@ class _Buckets:
 
 
 class _Greedy:
-    "Goes through texts in order of preference and collects the similar pairs that have a kept text in them."
+    "Goes through texts in order of preference, then collects the similar pairs of a fallen and a kept text."
 
     def __init__(self, sketches: Sketches, rows: np.ndarray, threshold: float, fixed: int, budget: int = 1 << 20):
         self.sketches, self.rows, self.threshold = sketches, rows, threshold
@@ -465,28 +465,37 @@ class _Greedy:
             for low in range(0, len(texts), block):
                 self.take(texts[low:low + block])
                 bar.update(min(block, len(texts) - low))
-            # A fallen text may be still closer to a text that was kept later.
-            self.compare(np.flatnonzero(self.fallen), later=True)
+        # A text falls to the first kept one that is found; another may be closer to it.
+        self.found += self.against_kept(np.flatnonzero(self.fallen), self.filled)
         nothing = np.empty(0, np.int64)
         return tuple(map(np.concatenate, zip((nothing, nothing, np.empty(0, np.float32)), *self.found)))
 
     def take(self, block: np.ndarray) -> None:
-        self.compare(block)
+        self.strike(self.against_kept(block, self.filled))
         waiting = block[~self.fallen[block]]
         while len(waiting):
             head, left, right = self.inside(waiting)
+            members, waiting = waiting[:head], waiting[head:]
             early, late, similarity = self.verify(left, right)
-            members, falls = waiting[:head], late >= self.fixed
-            place = np.searchsorted(members, [early[falls], late[falls]])
-            kept = _first_independent(head, *place)
+            self.note_fixed(early, late, similarity)
+            falls = late >= self.fixed
+            kept = _first_independent(head, *np.searchsorted(members, [early[falls], late[falls]]))
             self.fallen[members[~kept]] = True
-            useful = ~self.fallen[early] | ~self.fallen[late]
-            self.found.append((early[useful], late[useful], similarity[useful]))
             new = self.keep(members[kept])
-            waiting = waiting[head:]
-            self.compare(waiting, fresh=True)
+            self.strike(self.against_kept(waiting, self.fresh))
             self.fresh[new] = 0
             waiting = waiting[~self.fallen[waiting]]
+
+    def strike(self, pairs: list[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> None:
+        "Let the later text of each pair fall."
+        for early, late, similarity in pairs:
+            self.note_fixed(early, late, similarity)
+            self.fallen[late[late >= self.fixed]] = True
+
+    def note_fixed(self, early: np.ndarray, late: np.ndarray, similarity: np.ndarray) -> None:
+        "Pairs of texts that never fall are reported."
+        both = late < self.fixed
+        self.found.append((early[both], late[both], similarity[both]))
 
     def keep(self, texts: np.ndarray) -> np.ndarray:  # the buckets that they went to
         texts, buckets = self.buckets.entries(texts)
@@ -515,23 +524,19 @@ class _Greedy:
         code = np.unique(late * len(texts) + early)
         return head, texts[code % len(texts)], texts[code // len(texts)]
 
-    def compare(self, texts: np.ndarray, fresh: bool = False, later: bool = False) -> None:
-        "Compare texts with the kept ones in their buckets: all, the newest only, or only those of worse rank."
+    def against_kept(self, texts: np.ndarray, newest: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        "Similar pairs of `texts` and the kept texts in their buckets, of which the `newest` so many are looked at."
         owner, bucket = self.buckets.entries(texts)
-        counts = (self.fresh if fresh else self.filled)[bucket].astype(np.int64)
+        counts = newest[bucket].astype(np.int64)
         some = counts > 0
         owner, bucket, counts = owner[some], bucket[some], counts[some]
         begin = self.buckets.starts[bucket] + self.filled[bucket] - counts
+        pairs = []
         for piece in _slices(np.cumsum(counts), self.budget):
             kept = self.slots[_rows_of(begin[piece], np.arange(len(begin[piece])), counts[piece])].astype(np.int64)
-            text = np.repeat(owner[piece], counts[piece])
-            if later:
-                kept, text = kept[kept > text], text[kept > text]
-            code = np.unique(text * len(self.rows) + kept)
-            early, late, similarity = self.verify(code // len(self.rows), code % len(self.rows))
-            self.found.append((early, late, similarity))
-            if not later:
-                self.fallen[late[late >= self.fixed]] = True
+            code = np.unique(np.repeat(owner[piece], counts[piece]) * len(self.rows) + kept)
+            pairs.append(self.verify(code // len(self.rows), code % len(self.rows)))
+        return pairs
 
     def verify(self, left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         "Of candidate pairs those that are similar: early < late, and the similarity."
@@ -580,7 +585,7 @@ def _checked(sketches: Sketches, config: FuzzyConfig | None) -> FuzzyConfig:
                        "and would miss pairs below: make new ones")
     return config
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #edad18c4
+# %% ../../nbs/curation/03_fuzzy.ipynb #a8d09f1e
 def drop_fuzzy(
     conversations: Sequence[Conversation],
     config: FuzzyConfig = FuzzyConfig(),
@@ -593,7 +598,7 @@ def drop_fuzzy(
     sketches = sketch((render(item.turns, "text") for item in conversations), config)
     return split_dropped(conversations, fuzzy_duplicates(sketches, rank, evaluation=evaluation, progress=progress))
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #101e0fe3
+# %% ../../nbs/curation/03_fuzzy.ipynb #4cc107a0
 def fuzzy_pairs(
     sketches: Sketches,
     config: FuzzyConfig | None = None,
