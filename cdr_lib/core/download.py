@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KINDS', 'HUB', 'RAW', 'MOST_UNPACKED', 'NOTE', 'Remote', 'fetch_file', 'unpack', 'download_dir', 'fetch']
 
-# %% ../../nbs/core/12_download.ipynb #d86fcaba
+# %% ../../nbs/core/12_download.ipynb #4fb4d524
 import errno
 import fnmatch
 import hashlib
@@ -30,7 +30,7 @@ from tqdm.auto import tqdm
 from .config import CdrError, cache_dir, file_hash, read_json, write_json
 from .records import one_of
 
-# %% ../../nbs/core/12_download.ipynb #4aa4cb1c
+# %% ../../nbs/core/12_download.ipynb #61d2ee30
 KINDS = ("hub", "repository", "archive")
 HUB = "https://huggingface.co"
 RAW = "https://raw.githubusercontent.com"
@@ -62,7 +62,7 @@ class Remote:
         "The address of a file of a repository."
         return f"{RAW}/{self.id}/{self.revision}/{quote(f'{self.root}/{path}'.lstrip('/'))}"
 
-# %% ../../nbs/core/12_download.ipynb #13506f79
+# %% ../../nbs/core/12_download.ipynb #b27170ab
 _BUSY = (408, 425, 429, 500, 502, 503, 504)
 _BLOCK = 1 << 20
 
@@ -165,7 +165,7 @@ def fetch_file(
     raise CdrError(f"{url}: the file has the SHA-256 {found}, it should have {sha256}: it was changed, or damaged on "
                    "its way, and was thrown away")
 
-# %% ../../nbs/core/12_download.ipynb #e9b9a214
+# %% ../../nbs/core/12_download.ipynb #e355ec50
 MOST_UNPACKED = 64 << 30  # bytes
 _MEMBERS = (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, RuntimeError)
 
@@ -221,7 +221,7 @@ def _copy(member: BinaryIO, out: BinaryIO, size: int, path: Path, name: str) -> 
             raise CdrError(f"{path}: the member {name!r} is longer than it says")
         out.write(block)
 
-# %% ../../nbs/core/12_download.ipynb #f9c81ad3
+# %% ../../nbs/core/12_download.ipynb #2146dd9a
 NOTE = "download.json"
 
 
@@ -273,6 +273,11 @@ def _from_hub(remote: Remote, folder: Path, progress: bool) -> None:
                        f"{remote.page} does not exist or is closed to you") from error
     except RevisionNotFoundError as error:
         raise CdrError(f"{remote.page} has no revision {remote.revision}") from error
+    except CdrError:
+        raise
+    except Exception as error:
+        # The client has many ways to say that the hub is out of reach, and changes the library they come from.
+        raise CdrError(f"{remote.page}: {error}") from error
     finally:
         if shown:
             enable_progress_bars()
@@ -329,11 +334,7 @@ def fetch(
         if _there(remote, folder):
             part.rmdir()
             return folder
-        try:
-            _build(remote, part, progress)
-        except (OSError, ValueError) as error:
-            # The hub's client has many ways to say that it is offline.
-            raise CdrError(f"{remote.page}: {error}") from error
+        _build(remote, part, progress)
         paths = sorted(path for path in part.rglob("*") if path.is_file())
         files = {path.relative_to(part).as_posix(): file_hash(path) for path in paths}
         write_json(part / NOTE, {"kind": remote.kind, "id": remote.id, "revision": remote.revision, "files": files})
