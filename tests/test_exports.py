@@ -776,3 +776,65 @@ def test_a_long_message_takes_no_time(tmp_path):
     text = "13/12/2023, 21:05 - Ana: \u200e" + "added changed the <a: .ab " * 40_000 + "\n" + ": " * 100_000 + "\n"
     (conversation,) = whatsapp(tmp_path, text)
     assert len(conversation.turns[0].text) > 10**6
+
+
+# --- any damage at all -----------------------------------------------------------------------------------------------
+
+JUNK = st.sampled_from([None, 5, 5.5, True, "x", "", [], {}, [None], {"a": 1}, [[]], "ok \ud83d", -1, 10**30, "9" * 400, [5], {"text": 5}])
+FUZZED = {
+    "chatgpt": [LOA_01],
+    "claude": [claude("x", word("1", "human", "a", content=[{"type": "text", "text": "a"}, {"type": "tool_use", "name": "n"}],
+                                attachments=[{"file_name": "f"}]), word("2", "assistant", "b", parent_message_uuid="1"),
+                      current_leaf_message_uuid="2")],
+    "telegram": {"chats": {"list": [{**LOA_14, "id": 3, "type": "bot_chat"}]}},
+    "discord": discord(dpost(1, "Ana", "a", 1, attachments=[{"fileName": "x.png"}], reference={"messageId": "3"}),
+                       dpost(2, "Bot", "", 2, embeds=[{"title": "T"}], stickers=[{"name": "s"}])),
+    "slack": SLACK["tents/2024-01-30.json"] + [
+        post(5, "U1", "", files=[{"name": "a.png"}], attachments=[{"text": "t"}], blocks=[{"text": {"text": "x"}}]),
+        {"type": "message", "subtype": "message_changed", "ts": "9.1", "message": post(5, "U1", "hello")},
+        post(6, None, "t", bot_profile={"name": "B"}, user_profile={"name": "B"}, thread_ts="5.000100")],
+    "users": SLACK["users.json"],
+    "dms": SLACK["dms.json"],
+}
+
+
+def places(value, path=()):
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from places(item, (*path, key))
+
+
+def damaged(value, path, junk):
+    if not path:
+        return junk
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = damaged(value[path[0]], path[1:], junk)
+    return copy
+
+
+@pytest.mark.parametrize("kind", FUZZED)
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_any_damage_is_an_error_that_says_so_or_a_reject(tmp_path_factory, kind, data):
+    folder = tmp_path_factory.mktemp("damage")
+    value = FUZZED[kind]
+    for _ in range(data.draw(st.integers(1, 2))):
+        value = damaged(value, data.draw(st.sampled_from(list(places(value)))), data.draw(JUNK))
+    if kind in ("users", "dms"):
+        for name, part in SLACK.items():
+            put(folder / name, part)
+        put(folder / f"{kind}.json", json.dumps(value))
+        reader, path = read_slack, folder
+    else:
+        reader, path = READERS[kind], put(folder / "tents" / "2024-01-30.json", json.dumps(value))
+    options = [{"on_error": mode, "surrogates": lone} for mode in ("raise", "collect") for lone in ("reject", "replace")]
+    for option in [*options, *([{"branches": "all", "tools": True}] if kind in ("chatgpt", "claude") else [])]:
+        try:
+            found = reader(path, **option)
+            conversations = list(found)
+            counts = found.counts
+            assert counts["records"] <= counts["conversations"] + counts["rejected"] + counts["repeats"]
+            write_jsonl(conversations, folder / "out.jsonl")
+        except CdrError as error:
+            assert len(str(error)) > 20

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Stamp', 'stamp_of', 'read_whatsapp', 'read_telegram']
 
-# %% ../../nbs/core/07b_messengers.ipynb #7ea6d4ea
+# %% ../../nbs/core/07b_messengers.ipynb #87b0f18f
 import datetime
 import re
 from collections import Counter
@@ -21,7 +21,7 @@ from .conversation import BadRecord
 from .io import Reader
 from .records import ON_ERROR, SURROGATES, Record, kind_of, one_of
 
-# %% ../../nbs/core/07b_messengers.ipynb #5c027f6e
+# %% ../../nbs/core/07b_messengers.ipynb #7b75febd
 _MARKS = "[\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]*"
 _STAMP = re.compile(rf"""
     {_MARKS} (?P<open>\[)? {_MARKS}
@@ -73,7 +73,7 @@ def _time_of(stamp: Stamp, day_first: bool) -> datetime.datetime:
         hour = (hour + 12) % 24
     return date_of(stamp.date, day_first, hour, stamp.minute, stamp.second)
 
-# %% ../../nbs/core/07b_messengers.ipynb #21d51556
+# %% ../../nbs/core/07b_messengers.ipynb #45582dd5
 _SENDER = re.compile(rf"{_MARKS}(?P<who>[^:]{{1,100}}?){_MARKS}:(?: (?P<text>.*)|$)", re.DOTALL)
 _SEALED = re.compile(
     r"end-to-end|Ende-zu-Ende|extremo a extremo|bout en bout|ponta a ponta|端到端|сквозн|uçtan uca", re.IGNORECASE)
@@ -137,7 +137,7 @@ def _whatsapp_text(text: str, marked: bool) -> tuple[str, dict[str, Any]] | None
         return None
     return text.removeprefix("\u200e"), meta | {"notice": True}
 
-# %% ../../nbs/core/07b_messengers.ipynb #80654792
+# %% ../../nbs/core/07b_messengers.ipynb #ba5b96eb
 _CHAT_NAME = re.compile(
     r"^(?:whatsapp[ -]chat (?:with|mit|-)|chat de whatsapp (?:con|-)|discussion whatsapp (?:avec|-)"
     r"|conversa do whatsapp com|chat whatsapp con|whatsapp-chat met) (?P<name>.+)", re.IGNORECASE)
@@ -244,7 +244,7 @@ def read_whatsapp(
 
     return read_chats(chats, source, gap, assistant, me, on_error, on_duplicate)
 
-# %% ../../nbs/core/07b_messengers.ipynb #e2a6288c
+# %% ../../nbs/core/07b_messengers.ipynb #5ac8b2f5
 _TELEGRAM_MEDIA = {"voice_message": "audio", "audio_file": "audio", "video_message": "video", "video_file": "video",
                    "animation": "gif", "sticker": "sticker"}
 _TELEGRAM_PARTS = {"photo": "image", "location_information": "location", "contact_information": "contact",
@@ -289,7 +289,7 @@ _TELEGRAM_KEPT = ("reply_to_message_id", "forwarded_from", "via_bot", "edited", 
 
 
 def _telegram_message(entry: Mapping, chat: Mapping) -> Message:
-    speaker, text, mark = entry.get("from"), _telegram_text(entry.get("text")), _telegram_media(entry)
+    speaker, text, mark = entry.get("from"), _telegram_text(entry.get("text", entry.get("text_entities"))), _telegram_media(entry)
     if speaker is not None and not isinstance(speaker, str):
         raise BadRecord(f"from is {kind_of(speaker)}, not text")
     meta = {name: entry[name] for name in _TELEGRAM_KEPT if entry.get(name)}

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Directory', 'slack_text', 'read_slack', 'read_discord']
 
-# %% ../../nbs/core/07c_workspaces.ipynb #36de2a7e
+# %% ../../nbs/core/07c_workspaces.ipynb #7d32de37
 import datetime
 import re
 from collections import Counter
@@ -22,7 +22,7 @@ from .formats import csv_rows
 from .io import Reader
 from .records import ON_ERROR, SURROGATES, Record, kind_of, one_of
 
-# %% ../../nbs/core/07c_workspaces.ipynb #bb8a3557
+# %% ../../nbs/core/07c_workspaces.ipynb #a714463f
 class Directory(NamedTuple):
     "Who and what the ids of a Slack workspace stand for."
 
@@ -55,7 +55,7 @@ def slack_text(
     text = _BRACKETS.sub(shown, text)
     return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 
-# %% ../../nbs/core/07c_workspaces.ipynb #0761586b
+# %% ../../nbs/core/07c_workspaces.ipynb #3c3d4243
 _SLACK_SERVICE = frozenset(
     "channel_join channel_leave channel_topic channel_purpose channel_name channel_archive channel_unarchive "
     "channel_posting_permissions channel_convert_to_private channel_canvas_updated group_join group_leave group_topic "
@@ -76,20 +76,24 @@ def _block_texts(blocks: Any, depth: int = 8) -> Iterator[str]:
                     yield from _block_texts(block[name], depth - 1)
 
 
+def _objects(entry: Mapping, name: str) -> list[Mapping]:
+    "What an entry lists under a name; a list of anything but objects is damage."
+    items = entry.get(name) or []
+    if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
+        raise BadRecord(f"{name} is not a list of objects")
+    return items
+
+
 def _slack_parts(entry: Mapping, directory: Directory) -> str:
     text = entry.get("text")
     if text is not None and not isinstance(text, str):
         raise BadRecord(f"a text is {kind_of(text)}, not text")
-    lists = {name: entry.get(name) or [] for name in ("attachments", "files")}
-    for name, items in lists.items():
-        if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
-            raise BadRecord(f"{name} is not a list of objects")
-    texts = [text or ""]
+    texts, attachments = [text or ""], _objects(entry, "attachments")
     if is_blank(texts[0]):
-        texts = [part for item in lists["attachments"] for part in [next(
-            (item[name] for name in ("text", "fallback", "title") if isinstance(item.get(name), str)), "")] if part]
-        texts = texts or list(_block_texts(entry.get("blocks") or []))
-    names = [str(item.get("name") or item.get("mimetype", "").replace("image/", ".")) for item in lists["files"]]
+        texts = [next((item[name] for name in ("text", "fallback", "title") if isinstance(item.get(name), str)), "")
+                 for item in attachments] or list(_block_texts(entry.get("blocks") or []))
+    names = [str(item.get("name") or str(item.get("mimetype", "")).replace("image/", "."))
+             for item in _objects(entry, "files")]
     return "\n".join([part for part in (slack_text(text, directory) for text in texts) if part]
                      + [media_placeholder(name) for name in names])
 
@@ -122,7 +126,7 @@ def _slack_message(entry: Mapping, directory: Directory, roots: set[str]) -> Mes
     return Message(speaker, text, time, {name: entry[name] for name in _SLACK_KEPT if entry.get(name)}, bot,
                    entry["ts"], thread, raw=text)
 
-# %% ../../nbs/core/07c_workspaces.ipynb #4d7124b7
+# %% ../../nbs/core/07c_workspaces.ipynb #ef19a7f8
 _SLACK_DAY = r"(?:(?P<root>.*)/)?(?P<channel>[^/]+)/(?P<day>\d{4}-\d\d-\d\d)\.json"
 
 
@@ -178,6 +182,8 @@ def _slack_entries(
                 changed = row.get("subtype") == "message_changed" and isinstance(row.get("message"), Mapping)
                 entry = row["message"] if changed else row
                 _slack_time(entry)
+                if not isinstance(entry.get("subtype"), (str, type(None))):
+                    raise BadRecord(f"subtype is {kind_of(entry['subtype'])}, not text")
                 known = latest.get(entry["ts"])
                 if known is not None and not changed and known != entry:
                     raise BadRecord(f"two different messages have the ts {entry['ts']!r}")
@@ -195,7 +201,8 @@ def _slack_channel(
 ) -> Chat:
     "One channel, with its bad records."
     name = PurePosixPath(folder).name
-    members = [directory.people.get(member, member) for member in about.get("members", []) if isinstance(member, str)]
+    members = about.get("members") if isinstance(about.get("members"), list) else []
+    members = [directory.people.get(member, member) for member in members if isinstance(member, str)]
     title = directory.channels.get(name) or (", ".join(members) if about.get("id") == name and members else name)
     chat = Chat(str(about.get("id") or name), export.place(folder), [], {"chat": title})
     entries = _slack_entries(export, names, surrogates, counts, chat)
@@ -252,7 +259,7 @@ def read_slack(
 
     return read_chats(chats, source, gap, assistant, me, on_error, on_duplicate)
 
-# %% ../../nbs/core/07c_workspaces.ipynb #f21f395d
+# %% ../../nbs/core/07c_workspaces.ipynb #6673badb
 _DISCORD_SAID = ("Default", "Reply", "ChatInputCommand", "ContextMenuCommand", "0", "19", "20", "23")
 _DISCORD_KEPT = ("type", "timestampEdited", "reference", "attachments", "embeds", "stickers", "reactions")
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d(?::\d\d)?)(\.\d+)? ?(Z|[+-]\d\d:?\d\d)?")
@@ -328,8 +335,7 @@ def _discord_message(entry: Any) -> Message:
     author, content = entry.get("author"), entry.get("content")
     if not isinstance(author, Mapping) or not isinstance(content, (str, type(None))):
         raise BadRecord("a message needs an author and a content of text")
-    items = {name: [item for item in entry.get(name) or [] if isinstance(item, Mapping)]
-             for name in ("attachments", "stickers", "embeds")}
+    items = {name: _objects(entry, name) for name in ("attachments", "stickers", "embeds")}
     marks = [media_placeholder(str(item.get("fileName") or item.get("url") or "")) for item in items["attachments"]]
     # What a program says often stands in an embed only.
     embeds = [_lines(*(item[name] for name in ("title", "description") if isinstance(item.get(name), str)))
