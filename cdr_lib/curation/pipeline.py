@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['measure_shard', 'write_part', 'Curated', 'curate']
 
-# %% ../../nbs/curation/14_pipeline.ipynb #b3b89d80
+# %% ../../nbs/curation/14_pipeline.ipynb #69027a73
 import contextlib
 import hashlib
 import json
@@ -34,7 +34,7 @@ from .plan import Curation
 from .pool import Pool, _key, _name, open_pool, read_input, read_shard
 from .stages import Alive, Decision, Stage, stage_entry
 
-# %% ../../nbs/curation/14_pipeline.ipynb #d4cadf30
+# %% ../../nbs/curation/14_pipeline.ipynb #877c3244
 def measure_shard(
     stage: Stage,
     shard: str,  # path of a shard of the pool
@@ -92,7 +92,7 @@ def write_part(
 
     write_parquet(survivors(), target)
 
-# %% ../../nbs/curation/14_pipeline.ipynb #e06762ea
+# %% ../../nbs/curation/14_pipeline.ipynb #fe8ad51b
 class _Crew:
     "Whoever does the tasks."
 
@@ -106,7 +106,7 @@ class _Crew:
             distributed = require("distributed", "scale")
             try:
                 given = isinstance(self.address, distributed.Client)
-                self._client = self.address if given else distributed.Client(self.address, timeout="20s")
+                self._client = self.address if given else distributed.Client(self.address)
             except (OSError, TimeoutError) as error:
                 raise CdrError(f"no Dask scheduler answers at {self.address}: {error}") from error
         return self
@@ -160,7 +160,7 @@ class _Crew:
 def _call(function: Callable, task: tuple) -> None:
     function(*task)
 
-# %% ../../nbs/curation/14_pipeline.ipynb #9e79e4ff
+# %% ../../nbs/curation/14_pipeline.ipynb #02b2b0c8
 def _digest(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
@@ -216,7 +216,7 @@ def _alone(folder: Path) -> Iterator[None]:
             raise CdrError(f"{folder}: another run works in this folder: wait for it, or choose another") from None
         yield
 
-# %% ../../nbs/curation/14_pipeline.ipynb #e6ba17de
+# %% ../../nbs/curation/14_pipeline.ipynb #b994fbb1
 @dataclass
 class Curated:
     "What a run of curation left, and the account of it."
@@ -265,7 +265,7 @@ def _frames(out: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     # A source may be called "NA", which is no missing value.
     return tuple(pd.read_csv(out / name, keep_default_na=False) for name in ("stages.csv", "reasons.csv"))
 
-# %% ../../nbs/curation/14_pipeline.ipynb #7a2b5af5
+# %% ../../nbs/curation/14_pipeline.ipynb #327d7285
 class _Clock:
     "Seconds by step."
 
