@@ -1,4 +1,5 @@
 """Duplicates: the cases of curation, properties against literal reference computations, and bad input."""
+
 import json
 import os
 import subprocess
@@ -14,15 +15,27 @@ from hypothesis import strategies as st
 from cdr_lib.core.config import CdrError
 from cdr_lib.core.conversation import Conversation
 from cdr_lib.curation.exact import drop_exact, exact_duplicates, exact_keys, normal_text, repeated_turns
-from cdr_lib.curation.fuzzy import (FuzzyConfig, Sketches, _Greedy, _shingles, drop_fuzzy, fuzzy_duplicates, fuzzy_pairs,
-                                    score_kept, score_pairs, sketch)
+from cdr_lib.curation.fuzzy import (
+    FuzzyConfig,
+    Sketches,
+    _Greedy,
+    _shingles,
+    drop_fuzzy,
+    fuzzy_duplicates,
+    fuzzy_pairs,
+    score_kept,
+    score_pairs,
+    sketch,
+)
 from cdr_lib.curation.semantic import drop_semantic, neighbour_pairs, semantic_duplicates
 from cdr_lib.curation.settle import Duplicates, preference, settle, settle_groups
 
 
 def chats(texts: dict, split: dict | None = None) -> list[Conversation]:
-    return [Conversation(name, Conversation.make(name, ("user", text)).turns, meta={"split": split[name]} if split else {})
-            for name, text in texts.items()]
+    return [
+        Conversation(name, Conversation.make(name, ("user", text)).turns, meta={"split": split[name]} if split else {})
+        for name, text in texts.items()
+    ]
 
 
 def removed(table) -> dict:
@@ -31,7 +44,7 @@ def removed(table) -> dict:
 
 def word_shingles(text: str, n: int) -> set:
     words = text.lower().split()
-    return {tuple(words[i:i + n]) for i in range(len(words) - n + 1)} or ({text.lower()} if words else set())
+    return {tuple(words[i : i + n]) for i in range(len(words) - n + 1)} or ({text.lower()} if words else set())
 
 
 def jaccard(one: set, two: set) -> float:
@@ -48,6 +61,7 @@ def literal(near: dict, order) -> set:
 
 
 # The cases
+
 
 def test_CUR_01_short_texts_are_one_shingle():
     texts = {"t1": "yes", "t2": "no", "t3": "yes", "t4": "", "t5": "thanks a lot", "t6": "thanks so much"}
@@ -68,9 +82,15 @@ def test_CUR_01_empty_texts_are_copies_of_nothing(shingle):
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0), (0, 2, 1), (2, 0, 1)])
 def test_CUR_03_no_chaining_in_any_order(order):
-    texts = {"A": "w1 w2 w3 w4 w5 w6 w7 w8 w9 w10", "B": "w2 w3 w4 w5 w6 w7 w8 w9 w10 w11", "C": "w3 w4 w5 w6 w7 w8 w9 w10 w11 w12"}
+    texts = {
+        "A": "w1 w2 w3 w4 w5 w6 w7 w8 w9 w10",
+        "B": "w2 w3 w4 w5 w6 w7 w8 w9 w10 w11",
+        "C": "w3 w4 w5 w6 w7 w8 w9 w10 w11 w12",
+    }
     config = FuzzyConfig(0.8, words=1, shingle="word")
-    assert np.round(sketch(texts.values(), config).jaccard([0, 1, 0], [1, 2, 2]), 4).tolist() == pytest.approx([0.8182, 0.8182, 0.6667])
+    assert np.round(sketch(texts.values(), config).jaccard([0, 1, 0], [1, 2, 2]), 4).tolist() == pytest.approx(
+        [0.8182, 0.8182, 0.6667]
+    )
     names = [list(texts)[i] for i in order]
     kept, dropped = drop_fuzzy(chats({name: texts[name] for name in names}), config, progress=False)
     assert sorted(chat.id for chat in kept) == ["A", "C"] and removed(dropped) == {"B": "C"}
@@ -95,17 +115,45 @@ def test_CUR_04_normal_form():
     assert found.survivor.tolist() == [0, 0, 0, 3]
 
 
-@pytest.mark.parametrize("one, two", [
-    ("a\tb", "a b"), ("a\r\nb", "a\nb"), (" a ", "a"), ("a\u2003b", "a b"), ("A", "a"), ("\u1e9e", "ss"), ("a\u00adb", "ab"),
-    ("\u202ba\u202c", "a"), ("\ufeffa", "a"), ("a\u200bb", "ab"), ("\u212b", "\u00e5"), ("e\u0301\u0323", "\u1eb9\u0301"),
-    ("a\x00", "a"), ("\u2066a\u2069", "a"), ("\uac00", "\u1100\u1161"), ("a\u3000b", "a b"), ("a\x85b", "a b")])
+@pytest.mark.parametrize(
+    "one, two",
+    [
+        ("a\tb", "a b"),
+        ("a\r\nb", "a\nb"),
+        (" a ", "a"),
+        ("a\u2003b", "a b"),
+        ("A", "a"),
+        ("\u1e9e", "ss"),
+        ("a\u00adb", "ab"),
+        ("\u202ba\u202c", "a"),
+        ("\ufeffa", "a"),
+        ("a\u200bb", "ab"),
+        ("\u212b", "\u00e5"),
+        ("e\u0301\u0323", "\u1eb9\u0301"),
+        ("a\x00", "a"),
+        ("\u2066a\u2069", "a"),
+        ("\uac00", "\u1100\u1161"),
+        ("a\u3000b", "a b"),
+        ("a\x85b", "a b"),
+    ],
+)
 def test_CUR_04_the_same_to_a_reader(one, two):
     assert normal_text(one) == normal_text(two)
     assert len(drop_exact(chats({"1": one, "2": two}))[0]) == 1
 
 
-@pytest.mark.parametrize("one, two", [
-    ("caf\u00e9", "cafe"), ("a b", "ab"), ("ｆｕｌｌ", "full"), ("yes!", "yes"), ("\u0645\u06cc\u200c\u062e", "\u0645\u06cc\u062e"), ("👍", "👎"), ("1²", "12")])
+@pytest.mark.parametrize(
+    "one, two",
+    [
+        ("caf\u00e9", "cafe"),
+        ("a b", "ab"),
+        ("ｆｕｌｌ", "full"),
+        ("yes!", "yes"),
+        ("\u0645\u06cc\u200c\u062e", "\u0645\u06cc\u062e"),
+        ("👍", "👎"),
+        ("1²", "12"),
+    ],
+)
 def test_CUR_04_not_the_same_to_a_reader(one, two):
     assert normal_text(one) != normal_text(two)
 
@@ -120,8 +168,12 @@ def test_CUR_04_normal_form_is_stable(text):
 
 def test_CUR_06_a_repeated_turn_is_reported_and_nothing_changes():
     lines = {"k1": ["hi", "tell me a joke"], "k2": ["yo", "what is rain"], "k3": ["hey", "buy shoes"]}
-    talks = [Conversation.make(name, *(("user", line) for line in said), ("assistant", "Shall we talk about something else?"))
-             for name, said in lines.items()]
+    talks = [
+        Conversation.make(
+            name, *(("user", line) for line in said), ("assistant", "Shall we talk about something else?")
+        )
+        for name, said in lines.items()
+    ]
     before = [talk.to_dict() for talk in talks]
     report = repeated_turns(talks)
     assert report.values.tolist() == [["shall we talk about something else?", "assistant", 3, 3, 3]]
@@ -143,7 +195,14 @@ def test_CUR_07_the_training_copy_goes(stage, test_first, one_thread):
 
 
 def test_CUR_07_overlap_and_copies_inside_the_evaluation_split():
-    texts = {"t1": "same words here", "e1": "Same words here", "e2": "same  words here", "e3": "other", "t2": "other!", "t3": "other"}
+    texts = {
+        "t1": "same words here",
+        "e1": "Same words here",
+        "e2": "same  words here",
+        "e3": "other",
+        "t2": "other!",
+        "t3": "other",
+    }
     talks = chats(texts)
     evaluation = np.array([False, True, True, True, False, False])
     rank = preference([len(text) for text in texts.values()], list(texts), evaluation)
@@ -160,18 +219,33 @@ def test_CUR_07_a_leak_is_seen_even_where_a_training_copy_is_closer():
 
 
 def test_CUR_14_characters_where_there_are_no_spaces():
-    a, b = "\u6211\u60f3\u9000\u6389\u4e0a\u5468\u4e70\u7684\u84dd\u8272\u6c34\u58f6\u56e0\u4e3a\u5b83\u6f0f\u6c34", "\u6211\u60f3\u9000\u6389\u4e0a\u5468\u4e70\u7684\u7ea2\u8272\u6c34\u58f6\u56e0\u4e3a\u5b83\u6f0f\u6c34"
+    a, b = (
+        "\u6211\u60f3\u9000\u6389\u4e0a\u5468\u4e70\u7684\u84dd\u8272\u6c34\u58f6\u56e0\u4e3a\u5b83\u6f0f\u6c34",
+        "\u6211\u60f3\u9000\u6389\u4e0a\u5468\u4e70\u7684\u7ea2\u8272\u6c34\u58f6\u56e0\u4e3a\u5b83\u6f0f\u6c34",
+    )
     for size, expected in ((1, 0.8824), (2, 0.7778), (3, 0.6667)):
         for shingle in ("auto", "char"):
-            assert round(float(sketch([a, b], FuzzyConfig(characters=size, shingle=shingle)).jaccard([0], [1])[0]), 4) == expected
+            assert (
+                round(float(sketch([a, b], FuzzyConfig(characters=size, shingle=shingle)).jaccard([0], [1])[0]), 4)
+                == expected
+            )
     assert sketch([a, b], FuzzyConfig(shingle="word", words=1)).jaccard([0], [1])[0] == 0
     for shingle in ("auto", "char"):
-        _, dropped = drop_fuzzy(chats({"a": a, "b": b}), FuzzyConfig(0.6, characters=3, shingle=shingle), progress=False)
+        _, dropped = drop_fuzzy(
+            chats({"a": a, "b": b}), FuzzyConfig(0.6, characters=3, shingle=shingle), progress=False
+        )
         assert removed(dropped) == {"b": "a"}
 
 
-@pytest.mark.parametrize("text", ["本当に申し訳ありませんが、注文した商品がまだ届いていません。", "สวัสดีครับผมต้องการคืนสินค้าที่ซื้อเมื่อสัปดาห์ที่แล้ว",
-                                  "ខ្ញុំចង់ត្រឡប់ទំនិញដែលខ្ញុំបានទិញកាលពីសប្តាហ៍មុន", "我想退掉上周买的 blue kettle 因为它漏水了请帮我处理谢谢"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "本当に申し訳ありませんが、注文した商品がまだ届いていません。",
+        "สวัสดีครับผมต้องการคืนสินค้าที่ซื้อเมื่อสัปดาห์ที่แล้ว",
+        "ខ្ញុំចង់ត្រឡប់ទំនិញដែលខ្ញុំបានទិញកាលពីសប្តាហ៍មុន",
+        "我想退掉上周买的 blue kettle 因为它漏水了请帮我处理谢谢",
+    ],
+)
 def test_CUR_14_kinds_near_copies_in_scripts_without_spaces(text):
     assert removed(drop_fuzzy(chats({"a": text, "b": text[:-1]}), progress=False)[1]) == {"b": "a"}
     assert len(drop_fuzzy(chats({"a": text, "b": text[::-1]}), progress=False)[1]) == 0
@@ -206,14 +280,24 @@ print(json.dumps([sorted(c.id for c in kept_e), table(dropped_e), sorted(c.id fo
 
 
 def test_CUR_15_the_same_in_every_process_and_for_any_row_order():
-    answers = [json.loads(subprocess.run([sys.executable, "-c", SCRIPT, order], capture_output=True, text=True, check=True,
-                                         env={**os.environ, "PYTHONHASHSEED": seed}).stdout)
-               for seed, order in (("0", "0"), ("1", "0"), ("1", "9"))]
+    answers = [
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", SCRIPT, order],
+                capture_output=True,
+                text=True,
+                check=True,
+                env={**os.environ, "PYTHONHASHSEED": seed},
+            ).stdout
+        )
+        for seed, order in (("0", "0"), ("1", "0"), ("1", "9"))
+    ]
     assert answers[0] == answers[1] == answers[2]
     assert len(answers[0][1]) == 15 and len(answers[0][3]) == 30
 
 
 # Properties against literal computations
+
 
 @settings(max_examples=150, deadline=None)
 @given(st.data())
@@ -221,7 +305,9 @@ def test_settle_is_the_literal_greedy_choice(data):
     n = data.draw(st.integers(1, 14))
     rank = np.array(data.draw(st.permutations(range(n))))
     evaluation = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)))
-    pairs = data.draw(st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1), st.sampled_from([0.8, 0.9, 1.0])), max_size=40))
+    pairs = data.draw(
+        st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1), st.sampled_from([0.8, 0.9, 1.0])), max_size=40)
+    )
     left, right, similarity = ([pair[i] for pair in pairs] for i in range(3))
     found = settle(left, right, similarity, rank, evaluation)
     near: dict = {}
@@ -234,8 +320,13 @@ def test_settle_is_the_literal_greedy_choice(data):
     for row in range(n):
         if row not in kept:
             # the evaluation row, or the most similar, or the best ranked
-            best = max(((evaluation[a if b == row else b], np.float32(s), -rank[a if b == row else b], a if b == row else b)
-                        for a, b, s in pairs if row in (a, b) and a != b and (a if b == row else b) in kept))
+            best = max(
+                (
+                    (evaluation[a if b == row else b], np.float32(s), -rank[a if b == row else b], a if b == row else b)
+                    for a, b, s in pairs
+                    if row in (a, b) and a != b and (a if b == row else b) in kept
+                )
+            )
             assert found.survivor[row] == best[3] and found.similarity[row] == best[1]
     inside = {max((a, b), key=lambda row: rank[row]) for a, b, _ in pairs if a != b and evaluation[a] and evaluation[b]}
     assert set(found.evaluation_copies.tolist()) == inside
@@ -245,7 +336,11 @@ TEXT = st.lists(st.sampled_from(["a", "b", "c", "dd", "é", "ß", "店", "ก", 
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.text(alphabet="ab \n.,é本\u0301\u200d\0-", max_size=30), max_size=8), st.integers(1, 4), st.sampled_from(["auto", "word", "char"]))
+@given(
+    st.lists(st.text(alphabet="ab \n.,é本\u0301\u200d\0-", max_size=30), max_size=8),
+    st.integers(1, 4),
+    st.sampled_from(["auto", "word", "char"]),
+)
 def test_a_text_has_the_same_shingles_alone_and_in_company(texts, size, shingle):
     config = FuzzyConfig(words=size, characters=size, shingle=shingle)
     together = sketch(texts, config)
@@ -287,7 +382,11 @@ def test_fuzzy_is_settle_on_the_candidates_whatever_the_blocks(seed, threshold):
     rank, evaluation = rng.permutation(150), rng.random(150) < (0.2 if seed % 2 else 0)
     pairs = fuzzy_pairs(sketches)
     truth = [word_shingles(text, 2) for text in texts]
-    wanted = {(i, j) for i, j in combinations(range(150), 2) if np.float32(jaccard(truth[i], truth[j])) >= np.float32(threshold)}
+    wanted = {
+        (i, j)
+        for i, j in combinations(range(150), 2)
+        if np.float32(jaccard(truth[i], truth[j])) >= np.float32(threshold)
+    }
     found = set(zip(pairs.left.tolist(), pairs.right.tolist()))
     assert found <= wanted and len(found) >= 0.97 * len(wanted)
     expected = settle(pairs.left, pairs.right, pairs.similarity, rank, evaluation)
@@ -300,8 +399,10 @@ def test_fuzzy_is_settle_on_the_candidates_whatever_the_blocks(seed, threshold):
     for budget in (1, 10, 1000):
         greedy = _Greedy(sketches, leading, threshold, 0, budget)
         early, late, similarity = greedy.run(50, False)
-        assert np.array_equal(settle(leading[early], leading[late], similarity, rank).survivor,
-                              settle(pairs.left, pairs.right, pairs.similarity, rank).survivor)
+        assert np.array_equal(
+            settle(leading[early], leading[late], similarity, rank).survivor,
+            settle(pairs.left, pairs.right, pairs.similarity, rank).survivor,
+        )
 
 
 def test_recall_is_what_the_layout_promises():
@@ -309,7 +410,7 @@ def test_recall_is_what_the_layout_promises():
     shared, own = 40, 5  # similarity 40 / 50 = the threshold
     flat, texts = rng.integers(0, 10**9, (1500, shared + 2 * own)), []
     for row in flat:
-        texts += [" ".join(map(str, row[:shared + own])), " ".join(map(str, [*row[:shared], *row[shared + own:]]))]
+        texts += [" ".join(map(str, row[: shared + own])), " ".join(map(str, [*row[:shared], *row[shared + own :]]))]
     sketches = sketch(texts, FuzzyConfig(0.8, words=1))
     pairs = fuzzy_pairs(sketches)
     assert (pairs.similarity == np.float32(0.8)).all() and len(pairs) / 1500 >= 0.98 - 3 * (0.02 * 0.98 / 1500) ** 0.5
@@ -318,15 +419,17 @@ def test_recall_is_what_the_layout_promises():
 def test_sketches_survive_the_disk_and_join(tmp_path):
     texts = corpus(3, 100) + ["", "我想退掉上周买的蓝色水壶"]
     whole = sketch(texts)
-    parts = [sketch(texts[low:low + 17]).save(tmp_path / str(low)) for low in range(0, len(texts), 17)]
+    parts = [sketch(texts[low : low + 17]).save(tmp_path / str(low)) for low in range(0, len(texts), 17)]
     parts.insert(2, sketch([]).save(tmp_path / "none"))
     for mmap in (True, False):
         joined = Sketches.concat([Sketches.load(part, mmap) for part in parts])
         for name in ("bands", "shingles", "offsets", "lengths", "whole"):
             assert np.array_equal(getattr(joined, name), getattr(whole, name))
         rank = preference(joined.lengths, [f"{i:03}" for i in range(len(texts))])
-        assert np.array_equal(fuzzy_duplicates(joined, rank, progress=False).survivor,
-                              fuzzy_duplicates(whole, rank, progress=False).survivor)
+        assert np.array_equal(
+            fuzzy_duplicates(joined, rank, progress=False).survivor,
+            fuzzy_duplicates(whole, rank, progress=False).survivor,
+        )
         assert np.array_equal(joined.take([1, 50]).shingles, whole.sets([1, 50])[0])
     assert whole.lengths.tolist() == list(map(len, texts))
     (tmp_path / "0" / "shingles.npy").write_bytes((tmp_path / "0" / "shingles.npy").read_bytes()[:200])
@@ -361,7 +464,10 @@ def test_kmeans_blocks_are_deterministic_and_a_subset():
     vectors = np.repeat(rng.normal(size=(500, 16)), 3, axis=0) + rng.normal(size=(1500, 16)) * 0.2
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
     exact = neighbour_pairs(vectors, 0.8, progress=False)
-    one, two = (neighbour_pairs(vectors, 0.8, "kmeans", max_memory=memory, block_size=200, progress=False) for memory in ("1MiB", "1GiB"))
+    one, two = (
+        neighbour_pairs(vectors, 0.8, "kmeans", max_memory=memory, block_size=200, progress=False)
+        for memory in ("1MiB", "1GiB")
+    )
     assert np.array_equal(one.left, two.left) and np.array_equal(one.similarity, two.similarity)
     codes = exact.left * 1500 + exact.right
     assert np.isin(one.left * 1500 + one.right, codes).all() and len(one) > 0.95 * len(exact)
@@ -369,10 +475,25 @@ def test_kmeans_blocks_are_deterministic_and_a_subset():
 
 # Corpora at the edge
 
-EDGES = {"empty": {}, "one": {"a": "hello there my friend of old"}, "all identical": {f"{i:03}": "the same words in the same order" for i in range(300)},
-         "all blank": {f"{i:03}": " \u200b\n" * (i % 3) for i in range(50)},
-         "mixed scripts": {"a": "hello мир 世界 สวัสดี 👍 " * 5, "b": "Hello МИР 世界 สวัสดี 👍 " * 5, "c": "नमस्ते दुनिया यह एक परीक्षण है", "d": "مرحبا بالعالم"},
-         "hostile": {"a": "<script>alert(1)</script>\0\0|*_`", "b": "\u202e\u2066", "c": "\U0010ffff\ufffe", "d": "a" * 5000, "e": "! " * 5000}}
+EDGES = {
+    "empty": {},
+    "one": {"a": "hello there my friend of old"},
+    "all identical": {f"{i:03}": "the same words in the same order" for i in range(300)},
+    "all blank": {f"{i:03}": " \u200b\n" * (i % 3) for i in range(50)},
+    "mixed scripts": {
+        "a": "hello мир 世界 สวัสดี 👍 " * 5,
+        "b": "Hello МИР 世界 สวัสดี 👍 " * 5,
+        "c": "नमस्ते दुनिया यह एक परीक्षण है",
+        "d": "مرحبا بالعالم",
+    },
+    "hostile": {
+        "a": "<script>alert(1)</script>\0\0|*_`",
+        "b": "\u202e\u2066",
+        "c": "\U0010ffff\ufffe",
+        "d": "a" * 5000,
+        "e": "! " * 5000,
+    },
+}
 
 
 @pytest.mark.parametrize("name", EDGES)
@@ -392,7 +513,15 @@ def test_corpora_at_the_edge_lose_nothing(name, one_thread):
 def test_a_megabyte_in_one_turn():
     text = " ".join(f"word{i}" for i in range(110_000))
     assert len(text) > 1_000_000
-    texts = {"a": text, "b": text + " end", "c": "字" * 1_000_000, "d": "x" * 1_000_000, "e": "?" * 1_000_000, "f": "a\n" * 500_000, "g": "字" * 999_999}
+    texts = {
+        "a": text,
+        "b": text + " end",
+        "c": "字" * 1_000_000,
+        "d": "x" * 1_000_000,
+        "e": "?" * 1_000_000,
+        "f": "a\n" * 500_000,
+        "g": "字" * 999_999,
+    }
     _, dropped = drop_fuzzy(chats(texts), progress=False)
     assert removed(dropped) == {"a": "b", "g": "c"}
 
@@ -411,32 +540,52 @@ def test_lone_surrogates_do_not_stop_a_sketch():
 
 
 def test_scores_by_hand():
-    assert score_pairs([0, 1, 1, 3], [1, 0, 2, 4], [7, 7, 7, -1, 5, 5]) == pytest.approx({"precision": 2 / 3, "recall": 0.5, "f1": 4 / 7})
+    assert score_pairs([0, 1, 1, 3], [1, 0, 2, 4], [7, 7, 7, -1, 5, 5]) == pytest.approx(
+        {"precision": 2 / 3, "recall": 0.5, "f1": 4 / 7}
+    )
     assert score_pairs([], [], []) == {"precision": 1, "recall": 1, "f1": 1}
     assert score_kept([1, 0, 0, 1, 1], [4, 4, 4, 4, -1]) == pytest.approx({"precision": 1, "recall": 2 / 3, "f1": 0.8})
     assert score_kept([1, 0], [0, 1])["precision"] == 0
 
 
-@pytest.mark.parametrize("wrong, message", [
-    (lambda: preference([1, 2], ["a", "a"]), "stands for two rows"), (lambda: preference([1], []), "as many lengths"),
-    (lambda: preference([1], ["a"], [True, False]), "as many booleans"), (lambda: settle([0], [5], [1.0], [0, 1]), "must name rows"),
-    (lambda: settle([0], [1], [float("nan")], [0, 1]), "not finite"), (lambda: settle([0], [1], [1.0], [0, 0]), "each of 0"),
-    (lambda: settle([0], [1, 1], [1.0], [0, 1]), "one length"), (lambda: settle_groups([0.5], [], [], [], [0]), "whole number"),
-    (lambda: exact_keys([], first=0), "at least 1"), (lambda: exact_duplicates(np.zeros((2, 2)), [0, 1]), "uint64"),
-    (lambda: repeated_turns([], least=1), "at least 2"), (lambda: FuzzyConfig(1.5), "at most 1"),
-    (lambda: FuzzyConfig(float("nan")), "at most 1"), (lambda: FuzzyConfig(shingle="byte"), "one of auto, word, char"),
-    (lambda: FuzzyConfig(bands=500), "between 1 and"), (lambda: sketch("one text"), "put it in a list"),
-    (lambda: Sketches.concat([]), "nothing to join"),
-    (lambda: Sketches.concat([sketch([]), sketch([], FuzzyConfig(seed=1))]), "one FuzzyConfig"),
-    (lambda: fuzzy_duplicates(sketch(["a"]), [0], FuzzyConfig(0.5), progress=False), "miss pairs below"),
-    (lambda: fuzzy_duplicates(sketch(["a"]), [0], FuzzyConfig(words=3), progress=False), "other parameters"),
-    (lambda: fuzzy_duplicates(sketch(["a"]), [0, 1], progress=False), "as many ranks"),
-    (lambda: fuzzy_pairs(sketch([f"a b c d e {i}" for i in range(9)], FuzzyConfig(0.1, words=1)), most=5), "more than 5"),
-    (lambda: neighbour_pairs(np.ones(3)), "shape"), (lambda: neighbour_pairs(np.full((2, 2), np.nan)), "not finite"),
-    (lambda: neighbour_pairs(np.ones((2, 2))), "length 1"), (lambda: neighbour_pairs(np.eye(2), 2), "between -1 and 1"),
-    (lambda: neighbour_pairs(np.eye(2), blocks="faiss"), "'kmeans'"), (lambda: neighbour_pairs(np.eye(2), max_memory="much"), "amount of memory"),
-    (lambda: semantic_duplicates(neighbour_pairs(np.eye(2), 0.8, progress=False), 0.7, [0, 1]), "lower floor"),
-    (lambda: neighbour_pairs(np.array([[1, 0], [1, 1e-4], [1, 2e-4]]), 0.8, most=1, progress=False), "more than 1")])
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (lambda: preference([1, 2], ["a", "a"]), "stands for two rows"),
+        (lambda: preference([1], []), "as many lengths"),
+        (lambda: preference([1], ["a"], [True, False]), "as many booleans"),
+        (lambda: settle([0], [5], [1.0], [0, 1]), "must name rows"),
+        (lambda: settle([0], [1], [float("nan")], [0, 1]), "not finite"),
+        (lambda: settle([0], [1], [1.0], [0, 0]), "each of 0"),
+        (lambda: settle([0], [1, 1], [1.0], [0, 1]), "one length"),
+        (lambda: settle_groups([0.5], [], [], [], [0]), "whole number"),
+        (lambda: exact_keys([], first=0), "at least 1"),
+        (lambda: exact_duplicates(np.zeros((2, 2)), [0, 1]), "uint64"),
+        (lambda: repeated_turns([], least=1), "at least 2"),
+        (lambda: FuzzyConfig(1.5), "at most 1"),
+        (lambda: FuzzyConfig(float("nan")), "at most 1"),
+        (lambda: FuzzyConfig(shingle="byte"), "one of auto, word, char"),
+        (lambda: FuzzyConfig(bands=500), "between 1 and"),
+        (lambda: sketch("one text"), "put it in a list"),
+        (lambda: Sketches.concat([]), "nothing to join"),
+        (lambda: Sketches.concat([sketch([]), sketch([], FuzzyConfig(seed=1))]), "one FuzzyConfig"),
+        (lambda: fuzzy_duplicates(sketch(["a"]), [0], FuzzyConfig(0.5), progress=False), "miss pairs below"),
+        (lambda: fuzzy_duplicates(sketch(["a"]), [0], FuzzyConfig(words=3), progress=False), "other parameters"),
+        (lambda: fuzzy_duplicates(sketch(["a"]), [0, 1], progress=False), "as many ranks"),
+        (
+            lambda: fuzzy_pairs(sketch([f"a b c d e {i}" for i in range(9)], FuzzyConfig(0.1, words=1)), most=5),
+            "more than 5",
+        ),
+        (lambda: neighbour_pairs(np.ones(3)), "shape"),
+        (lambda: neighbour_pairs(np.full((2, 2), np.nan)), "not finite"),
+        (lambda: neighbour_pairs(np.ones((2, 2))), "length 1"),
+        (lambda: neighbour_pairs(np.eye(2), 2), "between -1 and 1"),
+        (lambda: neighbour_pairs(np.eye(2), blocks="faiss"), "'kmeans'"),
+        (lambda: neighbour_pairs(np.eye(2), max_memory="much"), "amount of memory"),
+        (lambda: semantic_duplicates(neighbour_pairs(np.eye(2), 0.8, progress=False), 0.7, [0, 1]), "lower floor"),
+        (lambda: neighbour_pairs(np.array([[1, 0], [1, 1e-4], [1, 2e-4]]), 0.8, most=1, progress=False), "more than 1"),
+    ],
+)
 def test_wrong_input_is_refused_with_a_reason(wrong, message):
     with pytest.raises(CdrError, match=message):
         wrong()

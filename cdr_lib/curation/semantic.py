@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BLOCKS', 'NeighbourPairs', 'neighbour_pairs', 'semantic_duplicates', 'drop_semantic']
 
-# %% ../../nbs/curation/04_semantic.ipynb #048e9a0a
+# %% ../../nbs/curation/04_semantic.ipynb #35890f61
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from ..core.config import CdrError
 from ..core.conversation import Conversation, is_blank, render
 from ..core.encoders import Encoder, embed, get_encoder
 from ..core.store import Store
-from .settle import Duplicates, Pairs, _rows_of, conversation_ranks, settle_groups, split_dropped
+from .settle import Duplicates, Pairs, conversation_ranks, settle_groups, split_dropped
 
-# %% ../../nbs/curation/04_semantic.ipynb #9ff95b1b
+# %% ../../nbs/curation/04_semantic.ipynb #207580f1
 @dataclass(frozen=True)
 class NeighbourPairs(Pairs):
     "Similar pairs of distinct vectors, and which vectors are equal."
@@ -118,7 +118,7 @@ def _tiles(vectors: np.ndarray, rows: np.ndarray, floor: float,
             found.append((rows[left[left < right]], rows[right[left < right]]))
         yield high - low, *map(np.concatenate, zip(*found))
 
-# %% ../../nbs/curation/04_semantic.ipynb #b4f6acd3
+# %% ../../nbs/curation/04_semantic.ipynb #c395b647
 BLOCKS = (None, "kmeans")
 
 
@@ -155,8 +155,8 @@ def neighbour_pairs(
     blocks: str | None = None,  # None: all pairs, exactly; "kmeans": inside groups, for large n
     max_memory: str | int = "512MiB",  # working memory beyond the vectors and the pairs found
     progress: bool = True,
-    probes: int = 2,  # blocks that a vector belongs to
-    block_size: int = 2000,  # vectors per block, on average and before `probes`
+    probes: int = 3,  # blocks that a vector belongs to
+    block_size: int = 1000,  # vectors whose nearest centre it is, on average
     seed: int = 0,  # of the centres
     most: int = 50_000_000,  # pairs; more are an error
 ) -> NeighbourPairs:
@@ -195,7 +195,7 @@ def semantic_duplicates(
     near = pairs.at(threshold)
     return settle_groups(pairs.groups, near.left, near.right, near.similarity, rank, evaluation)
 
-# %% ../../nbs/curation/04_semantic.ipynb #290ecbf9
+# %% ../../nbs/curation/04_semantic.ipynb #3d451546
 def drop_semantic(
     conversations: Sequence[Conversation],
     threshold: float = 0.9,  # least cosine of a duplicate; its meaning depends on the encoder

@@ -4,6 +4,7 @@ Run alone with `python tests/bench/bench_dedup.py [--quick]`, or with the others
 pins: they get an environment of their own, `.cache/bench-peers`, made on the first run. Without a package index their rows
 say so. Everything is counted in CPU seconds of all processes, so that the rows are per core.
 """
+
 import contextlib
 import json
 import os
@@ -17,7 +18,9 @@ from pathlib import Path
 
 PEERS = ("datasketch==2.0.0", "datatrove[processing]==0.10.1", "spacy==3.8.18", "text-dedup==0.4.0", "semhash==0.5.0")
 THRESHOLD, PERMUTATIONS, WORDS = 0.8, 128, 5
-ONE_CORE = {name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM")}
+ONE_CORE = {
+    name: "1" for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "TOKENIZERS_PARALLELISM")
+}
 
 
 def cpu_seconds() -> float:
@@ -28,6 +31,7 @@ def cpu_seconds() -> float:
 
 # What runs in the peers' environment: texts in, best-ranked first; which of them are kept, out.
 
+
 def words_of(text: str) -> list[str]:
     return re.findall(r"\w+", text.lower())
 
@@ -37,7 +41,7 @@ def peer_datasketch(texts: list[str]) -> list[int]:
 
     def shingles(text: str) -> list[bytes]:
         words = words_of(text)
-        return [" ".join(words[i:i + WORDS]).encode() for i in range(max(1, len(words) - WORDS + 1))]
+        return [" ".join(words[i : i + WORDS]).encode() for i in range(max(1, len(words) - WORDS + 1))]
 
     index, kept = MinHashLSH(threshold=THRESHOLD, num_perm=PERMUTATIONS), []
     for number, sketch in enumerate(MinHash.generator(map(shingles, texts), num_perm=PERMUTATIONS)):
@@ -54,15 +58,44 @@ def peer_text_dedup(texts: list[str]) -> list[int]:
     with tempfile.TemporaryDirectory() as folder:
         with open(f"{folder}/texts.jsonl", "w", encoding="utf-8") as file:
             file.writelines(json.dumps({"text": text, "number": number}) + "\n" for number, text in enumerate(texts))
-        main(["--path", "json", "--data_files", f"{folder}/texts.jsonl", "--split", "train", "--cache_dir", f"{folder}/cache",
-              "--output", f"{folder}/out", "--column", "text", "--ngram", str(WORDS), "--min_length", "1", "--num_perm",
-              str(PERMUTATIONS), "--threshold", str(THRESHOLD), "--num_proc", "1"], standalone_mode=False)
+        main(
+            [
+                "--path",
+                "json",
+                "--data_files",
+                f"{folder}/texts.jsonl",
+                "--split",
+                "train",
+                "--cache_dir",
+                f"{folder}/cache",
+                "--output",
+                f"{folder}/out",
+                "--column",
+                "text",
+                "--ngram",
+                str(WORDS),
+                "--min_length",
+                "1",
+                "--num_perm",
+                str(PERMUTATIONS),
+                "--threshold",
+                str(THRESHOLD),
+                "--num_proc",
+                "1",
+            ],
+            standalone_mode=False,
+        )
         return datasets.load_from_disk(f"{folder}/out")["number"][:]
 
 
 def peer_datatrove(texts: list[str]) -> list[int]:
     from datatrove.data import Document
-    from datatrove.pipeline.dedup import MinhashDedupBuckets, MinhashDedupCluster, MinhashDedupFilter, MinhashDedupSignature
+    from datatrove.pipeline.dedup import (
+        MinhashDedupBuckets,
+        MinhashDedupCluster,
+        MinhashDedupFilter,
+        MinhashDedupSignature,
+    )
     from datatrove.pipeline.dedup.minhash import MinhashConfig
 
     def documents():
@@ -73,7 +106,9 @@ def peer_datatrove(texts: list[str]) -> list[int]:
     with tempfile.TemporaryDirectory() as folder:
         MinhashDedupSignature(f"{folder}/signatures", config).run(documents())
         for bucket in range(config.num_buckets):
-            MinhashDedupBuckets(f"{folder}/signatures", f"{folder}/buckets", config=config).run(None, bucket, config.num_buckets)
+            MinhashDedupBuckets(f"{folder}/signatures", f"{folder}/buckets", config=config).run(
+                None, bucket, config.num_buckets
+            )
         MinhashDedupCluster(f"{folder}/buckets", f"{folder}/removed", config=config).run(None, 0, 1)
         return [int(document.id) for document in MinhashDedupFilter(f"{folder}/removed").run(documents())]
 
@@ -100,6 +135,7 @@ def peer_main(name: str, given: str, answer: str) -> None:
 
 # What runs in ours.
 
+
 def environment() -> Path:
     "The interpreter of the peers' environment, made if it is missing."
     from cdr_lib.core.config import cache_dir
@@ -120,8 +156,13 @@ def ask(name: str, *task) -> dict:  # kept, seconds; or error
         given, answer = Path(folder, "given.json"), Path(folder, "answer.json")
         given.write_text(json.dumps(task), encoding="utf-8")
         try:
-            ran = subprocess.run([environment(), __file__, "--peer", name, given, answer], capture_output=True, text=True,
-                                 env={**os.environ, **ONE_CORE, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}, timeout=3600)
+            ran = subprocess.run(
+                [environment(), __file__, "--peer", name, given, answer],
+                capture_output=True,
+                text=True,
+                env={**os.environ, **ONE_CORE, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""},
+                timeout=3600,
+            )
         except (OSError, subprocess.SubprocessError) as error:
             return {"error": f"{name} could not be installed or run here: {type(error).__name__}"}
         if ran.returncode or not answer.is_file():
@@ -177,17 +218,28 @@ def fuzzy_rows(n: int, quick: bool) -> list[dict]:
     rows = []
     for name, target in (("text_dedup", 1.0), ("datatrove", 1.0), ("datasketch", 1.0)):
         answer = ask(name, texts)
-        row = {"case": f"fuzzy, end to end, {len(texts):,} conversations, against {name.replace('_', '-')}", "ours_s": ours,
-               "reference_s": None, "ratio": None, "target": target, "peak_mib": None, "f1": score["f1"],
-               "checked": "against planted copies"}
+        row = {
+            "case": f"fuzzy, end to end, {len(texts):,} conversations, against {name.replace('_', '-')}",
+            "ours_s": ours,
+            "reference_s": None,
+            "ratio": None,
+            "target": target,
+            "peak_mib": None,
+            "f1": score["f1"],
+            "checked": "against planted copies",
+        }
         if "error" in answer:
             row["note"] = f"ours {told}; {answer['error']}"
         else:
             kept = np.isin(np.arange(len(texts)), answer["kept"])
             other = score_kept(kept, clusters)
-            row |= {"reference_s": answer["seconds"], "ratio": answer["seconds"] / ours, "reference_f1": other["f1"],
-                    "note": f"ours {told}; {name.replace('_', '-')} {len(texts) / answer['seconds']:,.0f} a second, precision "
-                            f"{other['precision']:.4f}, recall {other['recall']:.4f}, F1 {other['f1']:.4f}"}
+            row |= {
+                "reference_s": answer["seconds"],
+                "ratio": answer["seconds"] / ours,
+                "reference_f1": other["f1"],
+                "note": f"ours {told}; {name.replace('_', '-')} {len(texts) / answer['seconds']:,.0f} a second, precision "
+                f"{other['precision']:.4f}, recall {other['recall']:.4f}, F1 {other['f1']:.4f}",
+            }
             assert quick or score["f1"] >= other["f1"], row["note"]
         rows.append(row)
     return rows
@@ -228,29 +280,43 @@ def growth_rows(sizes: tuple[int, ...], quick: bool) -> list[dict]:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     told = ", ".join(f"{size:,}: {used:.1f} s" for size, used in zip(sizes, seconds))
     n = sizes[-1]
-    return [{"case": f"fuzzy, growth exponent from {sizes[0]:,} to {n:,} (at most 1.1)", "ours_s": seconds[-1], "reference_s": None,
-             "ratio": 1.1 / exponent, "target": None if quick else 1.0, "peak_mib": peak, "exponent": exponent,
-             "checked": f"{int((~found.kept).sum()):,} dropped",
-             "note": f"exponent {exponent:.3f}; {told}; {n / seconds[-1]:,.0f} a second and core; the ratio is 1.1 to it"},
-            {"case": f"exact, {n:,} conversations (at least 20,000 a second and core)", "ours_s": exact_s, "reference_s": n / 20_000,
-             "ratio": n / 20_000 / exact_s, "target": None if quick else 1.0, "peak_mib": None,
-             "checked": f"{int((~exact.kept).sum()):,} dropped",
-             "note": f"{n / exact_s:,.0f} a second and core; the reference is the time at 20,000 a second"}]
+    return [
+        {
+            "case": f"fuzzy, growth exponent from {sizes[0]:,} to {n:,} (at most 1.1)",
+            "ours_s": seconds[-1],
+            "reference_s": None,
+            "ratio": 1.1 / exponent,
+            "target": None if quick else 1.0,
+            "peak_mib": peak,
+            "exponent": exponent,
+            "checked": f"{int((~found.kept).sum()):,} dropped",
+            "note": f"exponent {exponent:.3f}; {told}; {n / seconds[-1]:,.0f} a second and core; the ratio is 1.1 to it",
+        },
+        {
+            "case": f"exact, {n:,} conversations (at least 20,000 a second and core)",
+            "ours_s": exact_s,
+            "reference_s": n / 20_000,
+            "ratio": n / 20_000 / exact_s,
+            "target": None if quick else 1.0,
+            "peak_mib": None,
+            "checked": f"{int((~exact.kept).sum()):,} dropped",
+            "note": f"{n / exact_s:,.0f} a second and core; the reference is the time at 20,000 a second",
+        },
+    ]
 
 
 def semantic_rows(n: int, quick: bool) -> list[dict]:
     import numpy as np
 
     from cdr_lib.curation.semantic import neighbour_pairs, semantic_duplicates
-    from cdr_lib.curation.settle import preference
 
     # Vectors like those of an encoder: groups of neighbours at all distances.
     rng, dim = np.random.default_rng(0), 384
     base = rng.normal(size=(n // 3, dim))
     vectors = np.repeat(base, 3, axis=0) + rng.normal(size=(n // 3 * 3, dim)) * rng.uniform(0.05, 0.9, (n // 3 * 3, 1))
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-    clusters, n = np.arange(len(vectors)) // 3, len(vectors)
-    rank, threshold = np.arange(n), 0.8
+    n, threshold = len(vectors), 0.8
+    rank = np.arange(n)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         np.save(f"{folder}/vectors.npy", vectors)
@@ -264,9 +330,16 @@ def semantic_rows(n: int, quick: bool) -> list[dict]:
         ours = cpu_seconds() - start
         exact = exact or pairs
         share = len(pairs) / max(1, len(exact))
-        row = {"case": f"semantic, {n:,} vectors at {threshold}, {'all pairs' if blocks is None else 'k-means blocks'}, against semhash",
-               "ours_s": ours, "reference_s": None, "ratio": None, "target": None, "peak_mib": None, "pairs": len(pairs),
-               "checked": f"{share:.4f} of the exact pairs"}
+        row = {
+            "case": f"semantic, {n:,} vectors at {threshold}, {'all pairs' if blocks is None else 'k-means blocks'}, against semhash",
+            "ours_s": ours,
+            "reference_s": None,
+            "ratio": None,
+            "target": None,
+            "peak_mib": None,
+            "pairs": len(pairs),
+            "checked": f"{share:.4f} of the exact pairs",
+        }
         told = f"ours finds {share:.1%} of the {len(exact):,} pairs, drops {int((~decided.kept).sum()):,}"
         if "error" in answer:
             row["note"] = f"{told}; {answer['error']}"
@@ -274,9 +347,12 @@ def semantic_rows(n: int, quick: bool) -> list[dict]:
             kept = np.isin(np.arange(n), answer["kept"])
             # A kept vector with a better-ranked kept neighbour was missed.
             missed = int((kept[exact.left] & kept[exact.right]).sum())
-            row |= {"reference_s": answer["seconds"], "ratio": answer["seconds"] / ours,
-                    "note": f"{told}; semhash (approximate) drops {int((~kept).sum()):,} and leaves {missed:,} pairs of kept neighbours, "
-                            f"ours {int((decided.kept[exact.left] & decided.kept[exact.right]).sum()):,}"}
+            row |= {
+                "reference_s": answer["seconds"],
+                "ratio": answer["seconds"] / ours,
+                "note": f"{told}; semhash (approximate) drops {int((~kept).sum()):,} and leaves {missed:,} pairs of kept neighbours, "
+                f"ours {int((decided.kept[exact.left] & decided.kept[exact.right]).sum()):,}",
+            }
         rows.append(row)
     return rows
 
@@ -290,7 +366,7 @@ def bench(quick: bool = False) -> list[dict]:
 
 if __name__ == "__main__":
     if "--peer" in sys.argv:
-        peer_main(*sys.argv[sys.argv.index("--peer") + 1:])
+        peer_main(*sys.argv[sys.argv.index("--peer") + 1 :])
     else:
         began = time.perf_counter()
         for row in bench("--quick" in sys.argv):
