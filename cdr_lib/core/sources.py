@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SOURCES', 'Source', 'sources', 'download', 'load_source']
 
-# %% ../../nbs/core/13_sources.ipynb #9c27bbcd
+# %% ../../nbs/core/13_sources.ipynb #3f821068
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,18 +15,21 @@ import pandas as pd
 from .config import CdrError, corpora_dir
 from .conversation import escape_md
 from .download import Remote, download_dir, fetch
+from .exports import read_chatgpt, read_claude, read_long_excel
 from .formats import read_long_csv, read_messages_jsonl, read_sharegpt
 from .io import Reader
 from cdr_lib.core.logs import (
     read_bitext, read_lmsys, read_mobileconvrec, read_mtbench101, read_smoltalk, read_tau_bench, read_wildchat,
 )
+from .messengers import read_telegram, read_whatsapp
 from cdr_lib.core.talks import (
     read_bot_adversarial, read_dailydialog, read_dialogsum, read_opendialkg, read_synthetic_persona_chat,
     read_xdailydialog,
 )
 from .tasks import read_abcd, read_dialogstudio, read_dstc11, read_multiwoz, read_sgd
+from .workspaces import read_discord, read_slack
 
-# %% ../../nbs/core/13_sources.ipynb #aed2c456
+# %% ../../nbs/core/13_sources.ipynb #be729397
 @dataclass(frozen=True)
 class Source:
     "A corpus or a format that can be read, with its card."
@@ -59,7 +62,7 @@ class Source:
         link = f"[{escape_md(self.title)}]({self.url})" if self.url else escape_md(self.title)
         return f"**{link}** (`{self.name}`)\n\n| | |\n|---|---|\n{body}"
 
-# %% ../../nbs/core/13_sources.ipynb #f3ef2b95
+# %% ../../nbs/core/13_sources.ipynb #a60b65a9
 def _multiwoz_files() -> dict[str, str]:  # path -> SHA-256
     "The files of MultiWOZ 2.2, with the hashes that ParlAI notes for this revision."
     hashes = """
@@ -195,7 +198,7 @@ _PAPER = (
                    "d45b904c8750a2963c31a72ba7140f7160ed847b4621b307c040d397015ac11a"})),
 )
 
-# %% ../../nbs/core/13_sources.ipynb #7130ebc4
+# %% ../../nbs/core/13_sources.ipynb #b92fdfb0
 _FURTHER = (
     Source("mt-bench-101", "MT-Bench-101", read_mtbench101,
            "Nothing; the bot's parts are the reference answers of the authors.",
@@ -257,7 +260,7 @@ _FURTHER = (
            "https://github.com/salesforce/DialogStudio"),
 )
 
-# %% ../../nbs/core/13_sources.ipynb #58399369
+# %% ../../nbs/core/13_sources.ipynb #3ea250c7
 _FORMATS = (
     Source("messages", "Messages of role and content (JSON Lines)", read_messages_jsonl,
            "Which of two words a role had where they mean the same (human, user); whether a blank message was "
@@ -266,6 +269,24 @@ _FORMATS = (
            "As for messages; and an empty system field."),
     Source("long_csv", "Utterances, one per row (CSV)", read_long_csv,
            "Empty cells of further columns; the order of rows where one stands before the row it replies to."),
+    Source("long_excel", "Utterances, one per row (Excel, OpenDocument)", read_long_excel,
+           "As for long_csv; formats of cells, such as a 7 that is shown as 007; formulas, whose result is read."),
+    Source("chatgpt", "ChatGPT account export", read_chatgpt,
+           "Branches that the user left, unless branches='all'; the traffic with tools, unless tools=True; hidden "
+           "messages and thoughts. All are counted."),
+    Source("claude", "Claude account export", read_claude,
+           "As for chatgpt."),
+    Source("whatsapp", "WhatsApp chat export (text)", read_whatsapp,
+           "Notices of the program; media, of which a placeholder is left. Roles are a convention unless assistant= or "
+           "me= names speakers; a chat is cut at silences of gap=."),
+    Source("telegram", "Telegram export (JSON)", read_telegram,
+           "Service entries; styles of the text; media, of which a placeholder is left. Roles and cuts as for "
+           "whatsapp."),
+    Source("slack", "Slack workspace export", read_slack,
+           "Service entries; messages that were deleted, and earlier versions of edited ones. Roles and cuts as for "
+           "whatsapp, with threads as conversations."),
+    Source("discord", "Discord channels (DiscordChatExporter)", read_discord,
+           "Service entries (in CSV they cannot be told from messages); styles. Roles and cuts as for whatsapp."),
 )
 
 
@@ -283,7 +304,7 @@ def sources() -> pd.DataFrame:  # columns name, title, paper, conversations, lic
             for source in SOURCES.values()]
     return pd.DataFrame(rows, columns=[*columns, "download", "loses"]).astype({"conversations": "Int64"})
 
-# %% ../../nbs/core/13_sources.ipynb #3f6264a2
+# %% ../../nbs/core/13_sources.ipynb #8c3e0760
 def _known(name: str) -> Source:
     if name not in SOURCES:
         raise CdrError(f"the source {name!r} is unknown: known are {', '.join(SOURCES)}")
