@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from cdr_lib.core.config import CdrError
 from cdr_lib.core.conversation import ROLES, BadRecord, Conversation, Turn
-from cdr_lib.core.logs import read_mtbench101
+from cdr_lib.core.corpus import guess_format, open_corpus
 from cdr_lib.core.formats import (
     content_text,
     read_long_csv,
@@ -23,6 +23,7 @@ from cdr_lib.core.formats import (
     thread_utterances,
 )
 from cdr_lib.core.io import read_parquet, write_parquet
+from cdr_lib.core.logs import read_mtbench101
 from cdr_lib.core.sources import SOURCES, load_source, sources
 from cdr_lib.core.talks import read_dialogsum
 from cdr_lib.core.tasks import frame_acts, frame_spans, frame_states, read_sgd
@@ -473,8 +474,104 @@ def test_mtbench_bad_history(tmp_path, history):
 def test_every_source_has_a_card():
     for name, source in SOURCES.items():
         assert name == source.name and source.loses and source.licence and source._repr_markdown_()
-        assert not source.corpus or (source.citation and source.redistributable is not None)
+        assert not source.corpus or source.citation
+        # A collection of corpora leaves it to its parts.
+        assert not source.corpus or source.redistributable is not None or name == "dialogstudio"
+        assert source.remote is None or (source.remote.files and source.remote.revision and source.url)
     assert list(sources()["name"]) == list(SOURCES)
+    paper = [name for name, source in SOURCES.items() if source.paper]
+    assert sorted(paper) == [
+        "bitext", "bot-adversarial", "dailydialog", "dialogsum", "lmsys", "mobileconvrec", "multiwoz", "opendialkg", "sgd",
+        "smoltalk", "wildchat"]
+    assert [name for name in paper if not SOURCES[name].redistributable] == ["lmsys"]
+
+
+FIRST = {
+    "chatgpt": [{"title": "t", "mapping": {}, "current_node": "a"}], "claude": [{"uuid": "u", "chat_messages": []}],
+    "telegram": {"name": "Ana", "type": "personal_chat", "messages": [{"id": 1, "date_unixtime": "1"}]},
+    "discord": {"guild": {"id": "1"}, "channel": {"id": "2"}, "messages": []},
+    "slack": [{"type": "message", "ts": "1.2", "text": "Hi", "user": "U1"}],
+    "tau-bench": [{"task_id": 0, "traj": []}], "abcd": {"train": [{"convo_id": 1, "original": [], "scenario": {}}]},
+    "multiwoz": {"PMUL1.json": {"goal": {}, "log": [{"text": "x", "metadata": {}}]}},
+    "dialogstudio": {"A--train--1": {"original dialog id": "", "log": [{"user utterance": "x"}]}},
+    "dstc11-track5": [[{"speaker": "U", "text": "x"}]], "sgd": [{"dialogue_id": "1_0", "services": [], "turns": []}],
+    "dialogsum": {"fname": "dev_0", "dialogue": "#Person1#: x"}, "lmsys": {"conversation_id": "a", "conversation": []},
+    "wildchat": {"conversation_hash": "a", "conversation": []}, "opendialkg": [{"Messages": "[]"}],
+    "mobileconvrec": {"user_id": "a", "recommended_app": {}, "turns": []}, "dailydialog": {"fold": "train", "dialogue": []},
+    "messages": {"id": "a", "messages": []}, "sharegpt": {"id": "a", "conversations": []}, "mt-bench-101": {"history": []},
+    "cdr": {"id": "a", "turns": []},
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_a_json_file_is_known_by_what_is_in_it(tmp_path, name):
+    for indent in (None, 1):
+        text = json.dumps(FIRST[name], indent=indent)
+        if indent and isinstance(FIRST[name], dict) and name not in (
+                "telegram", "discord", "abcd", "multiwoz", "dialogstudio"):
+            continue
+        (tmp_path / "x.json").write_text(text)
+        assert guess_format(tmp_path / "x.json") == name
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (
+        FIRST[name] if isinstance(FIRST[name], list) else [FIRST[name]])))
+    if isinstance(FIRST[name], list) or name not in ("abcd", "multiwoz", "dialogstudio"):
+        assert guess_format(tmp_path / "x.jsonl") == name
+
+
+@pytest.mark.parametrize(
+    "name, columns",
+    [
+        ("cdr", ["id", "turns"]), ("wildchat", ["conversation_hash", "conversation"]), ("smoltalk", ["messages", "source"]),
+        ("lmsys", ["conversation_id", "model", "conversation"]),
+    ],
+)
+def test_a_shard_is_known_by_its_columns(tmp_path, name, columns):
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table({column: ["x"] for column in columns})
+    pyarrow.parquet.write_table(table, tmp_path / "00000.parquet")
+    assert guess_format(tmp_path / "00000.parquet") == name == guess_format(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("long_csv", "conv_id,role,text\n"), ("opendialkg", "Messages,User Rating\n"), ("discord", "AuthorID,Author,Date,Content\n"),
+        ("bitext", "flags,instruction,category,intent,response\n"), ("long_csv", ""),
+        ("synthetic-persona-chat", "user 1 personas,user 2 personas,Best Generated Conversation\n"),
+    ],
+)
+def test_a_table_is_known_by_its_columns(tmp_path, name, text):
+    (tmp_path / "x.csv").write_text("\ufeff" + text, encoding="utf-8")
+    assert guess_format(tmp_path / "x.csv") == name
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("whatsapp", "12/31/23, 9:05 PM - Ana: Hi\n"), ("dailydialog", "Hi . __eou__ Hello . __eou__\n"),
+        ("bot-adversarial", "text:Hi\tlabels:__ok__\tepisode_done:True\n"),
+    ],
+)
+def test_a_text_is_known_by_its_lines(tmp_path, name, text):
+    (tmp_path / "x.txt").write_text(text, encoding="utf-8")
+    assert guess_format(tmp_path / "x.txt") == name
+
+
+def test_shards_are_read_one_after_the_other(tmp_path):
+    rows = [Conversation.make(f"c{i}", ("user", f"number {i}")) for i in range(6)]
+    for shard in range(3):
+        write_parquet(rows[2 * shard:2 * shard + 2], tmp_path / f"{shard:05}.parquet")
+    assert list(open_corpus(tmp_path)) == rows == list(open_corpus(tmp_path, "cdr"))
+    (tmp_path / "00001.parquet").write_bytes((tmp_path / "00001.parquet").read_bytes()[:100])
+    with pytest.raises(CdrError, match="00001.parquet is not a readable Parquet file"):
+        list(open_corpus(tmp_path))
+    reader = open_corpus(tmp_path, on_error="collect")
+    assert list(reader) == rows[:2] + rows[4:] and "00001.parquet" in reader.rejects[0].file
+    # The same conversation in two shards is one.
+    write_parquet(rows[:1], tmp_path / "00001.parquet")
+    assert list(open_corpus(tmp_path)) == rows[:2] + rows[4:]
 
 
 def test_load_source(tmp_path, monkeypatch):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FORMATS', 'guess_format', 'open_corpus']
 
-# %% ../../nbs/core/14_corpus.ipynb #be1c9c57
+# %% ../../nbs/core/14_corpus.ipynb #74cbf8d7
 import csv
 import io
 import re
@@ -26,7 +26,7 @@ from .messengers import stamp_of
 from .records import Record, json_records, open_bytes
 from .sources import SOURCES, load_source
 
-# %% ../../nbs/core/14_corpus.ipynb #3f70e4c5
+# %% ../../nbs/core/14_corpus.ipynb #44861692
 FORMATS = ("cdr", *SOURCES)
 # The first rule whose fields are all there decides; the order matters where one format has the fields of another.
 _BY_FIELDS = (
@@ -163,7 +163,7 @@ def guess_format(
     raise CdrError(f"{path}: the ending says nothing about the format (it looks like {looks_like(path)}): name one of "
                    f"{', '.join(FORMATS)}")
 
-# %% ../../nbs/core/14_corpus.ipynb #8220d3dc
+# %% ../../nbs/core/14_corpus.ipynb #780db579
 def _corpus_json(path: Path, on_error: str) -> Reader:
     def parse(record: Record, counts: Counter) -> Conversation:
         id, text = record.value
@@ -181,7 +181,13 @@ def _read_shards(path: Path, on_error: str) -> Reader:
     "The conversations of a folder of Parquet shards, in the order of their names."
     def records() -> Iterator[Record]:
         for file in sorted(path.glob("*.parquet")):
-            reader = read_parquet(file, on_error)
+            try:
+                reader = read_parquet(file, on_error)
+            except CdrError as error:
+                if on_error == "raise":
+                    raise
+                yield Record(str(file), None, None, file.name, str(error))
+                continue
             for conversation in reader:
                 yield Record(str(file), None, conversation, conversation.id)
             for reject in reader.rejects:

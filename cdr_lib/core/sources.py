@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SOURCES', 'Source', 'sources', 'download', 'load_source']
 
-# %% ../../nbs/core/13_sources.ipynb #3f821068
+# %% ../../nbs/core/13_sources.ipynb #4a6de2b1
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from cdr_lib.core.talks import (
 from .tasks import read_abcd, read_dialogstudio, read_dstc11, read_multiwoz, read_sgd
 from .workspaces import read_discord, read_slack
 
-# %% ../../nbs/core/13_sources.ipynb #be729397
+# %% ../../nbs/core/13_sources.ipynb #d35dff51
 @dataclass(frozen=True)
 class Source:
     "A corpus or a format that can be read, with its card."
@@ -39,7 +39,7 @@ class Source:
     read: Callable[..., Reader]  # (path, on_error=...)
     loses: str  # what a conversation does not carry over
     licence: str = "that of your data"
-    redistributable: bool | None = None  # None: depends on your data
+    redistributable: bool | None = None  # None: depends on your data, or on the part of a collection
     citation: str = ""
     url: str = ""
     conversations: int | None = None  # as published, all splits together; None where it is not stated
@@ -52,7 +52,8 @@ class Source:
         return bool(self.url)
 
     def _repr_markdown_(self) -> str:
-        may = {True: "yes, under its licence", False: "no", None: "depends on your data"}[self.redistributable]
+        depends = "depends on the part" if self.corpus else "depends on your data"
+        may = {True: "yes, under its licence", False: "no", None: depends}[self.redistributable]
         place = f"{self.remote.page} at {self.remote.revision}" if self.remote else ""
         place += " (log in and accept its terms first)" * bool(self.remote and self.remote.gated)
         count = f"{self.conversations:,}" if self.conversations else ""
@@ -62,7 +63,7 @@ class Source:
         link = f"[{escape_md(self.title)}]({self.url})" if self.url else escape_md(self.title)
         return f"**{link}** (`{self.name}`)\n\n| | |\n|---|---|\n{body}"
 
-# %% ../../nbs/core/13_sources.ipynb #a60b65a9
+# %% ../../nbs/core/13_sources.ipynb #67834ee6
 def _multiwoz_files() -> dict[str, str]:  # path -> SHA-256
     "The files of MultiWOZ 2.2, with the hashes that ParlAI notes for this revision."
     hashes = """
@@ -198,7 +199,7 @@ _PAPER = (
                    "d45b904c8750a2963c31a72ba7140f7160ed847b4621b307c040d397015ac11a"})),
 )
 
-# %% ../../nbs/core/13_sources.ipynb #b92fdfb0
+# %% ../../nbs/core/13_sources.ipynb #5d6dd3f5
 _FURTHER = (
     Source("mt-bench-101", "MT-Bench-101", read_mtbench101,
            "Nothing; the bot's parts are the reference answers of the authors.",
@@ -260,7 +261,7 @@ _FURTHER = (
            "https://github.com/salesforce/DialogStudio"),
 )
 
-# %% ../../nbs/core/13_sources.ipynb #3ea250c7
+# %% ../../nbs/core/13_sources.ipynb #e2689c7b
 _FORMATS = (
     Source("messages", "Messages of role and content (JSON Lines)", read_messages_jsonl,
            "Which of two words a role had where they mean the same (human, user); whether a blank message was "
@@ -304,7 +305,7 @@ def sources() -> pd.DataFrame:  # columns name, title, paper, conversations, lic
             for source in SOURCES.values()]
     return pd.DataFrame(rows, columns=[*columns, "download", "loses"]).astype({"conversations": "Int64"})
 
-# %% ../../nbs/core/13_sources.ipynb #8c3e0760
+# %% ../../nbs/core/13_sources.ipynb #1a3b05df
 def _known(name: str) -> Source:
     if name not in SOURCES:
         raise CdrError(f"the source {name!r} is unknown: known are {', '.join(SOURCES)}")
