@@ -486,7 +486,7 @@ def test_telegram_media_and_damage(tmp_path):
 
 @pytest.mark.parametrize("value, words", [
     ("<!DOCTYPE html>", "HTML"), ("[]", "neither messages nor chats"), ('{"messages": 1}', "neither"),
-    ('{"chats": {"list": [5]}}', "must be an object"), ('{"messages": [{"id": NaN}]}', "NaN"), ("", "an empty file"),
+    ('{"chats": {"list": [5]}}', "must be an object"), ('{"messages": [{"id": NaN}]}', "number nan"), ('{"messages": [{"id": 1, "id": 2}]}', "twice"), ("", "an empty file"),
     ("[" * 5000, "nested"),
 ])
 def test_telegram_something_else(tmp_path, value, words):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['looks_like', 'media_placeholder', 'ExportFiles', 'export_records', 'export_document', 'checked']
 
-# %% ../../nbs/core/06b_archives.ipynb #76f0d813
+# %% ../../nbs/core/06b_archives.ipynb #d59cf177
 import codecs
 import json
 import math
@@ -24,7 +24,7 @@ from .config import CdrError
 from .conversation import BadRecord
 from .records import Record, json_records, open_bytes, parse_json, settle_surrogates
 
-# %% ../../nbs/core/06b_archives.ipynb #58180bba
+# %% ../../nbs/core/06b_archives.ipynb #d84d6f6f
 _MAGIC = (
     (b"%PDF", "a PDF document"),
     (b"PAR1", "a Parquet file"),
@@ -111,7 +111,7 @@ def looks_like(
     # One bad byte in a long file is for its reader to name.
     return _looks_like_text(text) + " that is not UTF-8" * (_UNDECODED.search(text[:4096]) is not None)
 
-# %% ../../nbs/core/06b_archives.ipynb #ca59b504
+# %% ../../nbs/core/06b_archives.ipynb #01d196ec
 _MEDIA = {
     kind: frozenset(names.split())
     for kind, names in {
@@ -130,7 +130,7 @@ def media_placeholder(
     ending = re.split(r"[?#]", name)[0].rpartition(".")[2].lower()
     return f"[{next((kind for kind, endings in _MEDIA.items() if ending in endings), 'file')}]"
 
-# %% ../../nbs/core/06b_archives.ipynb #933fcd8e
+# %% ../../nbs/core/06b_archives.ipynb #b0dd9fcf
 _FREE, _RATIO, _MOST = 64 << 20, 250, 16 << 30
 
 
@@ -225,7 +225,7 @@ class ExportFiles:
         "The error for a path that does not hold `what`."
         return CdrError(f"{self.path} is not {what}: it looks like {looks_like(self.path)}" + f"; {hint}" * bool(hint))
 
-# %% ../../nbs/core/06b_archives.ipynb #3300c876
+# %% ../../nbs/core/06b_archives.ipynb #92aa68af
 def _one_object(path: Path, surrogates: str) -> list[Record]:
     "The record of a file that is one JSON object over several lines; nothing if it is anything else."
     with open_bytes(path) as file:
@@ -255,14 +255,13 @@ def export_records(
                 yield record._replace(file=export.place(name))
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not JSON")
+class _Twice(dict):
+    "An object in which a key occurs twice."
 
 
-def _finite(digits: str) -> float:
-    if math.isinf(value := float(digits)):
-        raise ValueError(f"{digits} is too large for a number")
-    return value
+def _object(pairs: list[tuple[str, Any]]) -> dict:
+    found = dict(pairs)
+    return found if len(found) == len(pairs) else _Twice(found)
 
 
 def export_document(
@@ -276,7 +275,7 @@ def export_document(
         raise CdrError(f"{export.place(name)}: UTF-16 text; save it as UTF-8")
     try:
         text = data.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
-        return json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
+        return json.loads(text, object_pairs_hook=_object)
     except RecursionError:
         raise CdrError(f"{export.place(name)} is nested too deeply to be read") from None
     except ValueError as error:
@@ -288,7 +287,7 @@ def checked(
     value: Any,  # a part of an `export_document`
     surrogates: str = "reject",  # a lone surrogate: "reject" the value, or "replace" it by U+FFFD
 ) -> tuple[Any, int]:  # the value, and how many lone surrogates were replaced
-    "A value whose texts can all be stored, or `BadRecord`."
+    "A value as strict JSON whose texts can all be stored, or `BadRecord`."
     try:
         if _UNDECODED.search(_texts(value)):
             raise BadRecord("invalid UTF-8")
@@ -298,9 +297,13 @@ def checked(
 
 
 def _texts(value: Any) -> str:
-    "All texts and keys of a JSON value that are not ASCII, in one."
+    "All texts and keys of a JSON value that are not ASCII, in one; what strict JSON has not is refused."
     if isinstance(value, str):
         return "" if value.isascii() else value
+    if isinstance(value, _Twice):
+        raise BadRecord("not strict JSON: a key occurs twice in one object")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadRecord(f"not strict JSON: the number {value}")
     if isinstance(value, dict):
         return "".join(map(_texts, (*value, *value.values())))
     return "".join(map(_texts, value)) if isinstance(value, list) else ""

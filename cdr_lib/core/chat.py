@@ -6,7 +6,7 @@
 __all__ = ['Message', 'Chat', 'seconds_of', 'split_chat', 'chat_roles', 'read_chats', 'chat_or_reject', 'RawDate', 'days_first',
            'date_of']
 
-# %% ../../nbs/core/06c_chat.ipynb #2dd04bd8
+# %% ../../nbs/core/06c_chat.ipynb #cb3fc32d
 import datetime
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from .conversation import BadRecord, Conversation, Turn
 from .io import Reader
 from .records import Record
 
-# %% ../../nbs/core/06c_chat.ipynb #295ee8a6
+# %% ../../nbs/core/06c_chat.ipynb #1cabee95
 class Message(NamedTuple):
     "One message of a chat, read or not."
 
@@ -93,7 +93,7 @@ def split_chat(
         last = now
     return pieces
 
-# %% ../../nbs/core/06c_chat.ipynb #558775a2
+# %% ../../nbs/core/06c_chat.ipynb #28f9a3f7
 def chat_roles(
     messages: Sequence[Message],
     assistant: Sequence[str] = (),
@@ -111,7 +111,7 @@ def chat_roles(
     second = names[1] if len(names) == 2 else None
     return {(name, bot): "assistant" if name == second else "user" for name, bot in who}
 
-# %% ../../nbs/core/06c_chat.ipynb #23227bec
+# %% ../../nbs/core/06c_chat.ipynb #f19b411c
 def read_chats(
     chats: Callable[[Counter], Iterable[Chat]],  # gets the reader's counts to add to
     source: str,
@@ -137,7 +137,9 @@ def read_chats(
             yield from chat.strays
             roles = chat_roles(chat.messages, assistant, me)
             names: set[str] = set()
-            for piece in split_chat(chat.messages, gap):
+            pieces = split_chat(chat.messages, gap)
+            reader.counts["cuts"] += max(0, sum(not piece[0].thread for piece in pieces) - 1)
+            for piece in pieces:
                 yield from _piece_records(chat, piece, roles, gap, names)
         asked = [*assistant, *([me] if me is not None else [])]
         if heard and (silent := [name for name in asked if name not in heard]):
@@ -196,7 +198,7 @@ def _piece_records(
     value = {"id": id, "chat": chat, "piece": good, "roles": roles}
     yield Record(chat.file, good[0].line, value, good[0].raw, hole)
 
-# %% ../../nbs/core/06c_chat.ipynb #fc920288
+# %% ../../nbs/core/06c_chat.ipynb #ce146053
 class RawDate(NamedTuple):
     "Three numbers as they stand."
 
@@ -255,4 +257,6 @@ def date_of(
     date = _date(raw, day_first)
     if date is None or hour > 23 or minute > 59 or second > 59:
         raise BadRecord(f"{raw.sign.join(map(str, raw[:3]))} {hour}:{minute:02} is no date and time")
+    if not 1990 <= date.year < 2100:
+        raise BadRecord(f"the year {date.year} belongs to another calendar, or is wrong")
     return datetime.datetime.combine(date, datetime.time(hour, minute, second))

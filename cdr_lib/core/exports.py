@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BRANCHES', 'path_to', 'iso_time', 'read_chatgpt', 'read_claude', 'read_long_excel']
 
-# %% ../../nbs/core/07_exports.ipynb #afe67082
+# %% ../../nbs/core/07_exports.ipynb #378e838e
 import datetime
 import re
 from collections import Counter
@@ -20,7 +20,7 @@ from .formats import check_roles, content_text, read_long_rows, role_of
 from .io import Reader
 from .records import ON_ERROR, SURROGATES, Record, kind_of, one_of
 
-# %% ../../nbs/core/07_exports.ipynb #922e5a46
+# %% ../../nbs/core/07_exports.ipynb #e6e979d8
 BRANCHES = ("seen", "all")
 
 
@@ -82,7 +82,7 @@ def iso_time(seconds: Any) -> dict[str, str]:  # {"time": ...}, empty where ther
     except (ValueError, OverflowError, OSError):
         raise BadRecord(f"{seconds} is no time") from None
 
-# %% ../../nbs/core/07_exports.ipynb #d4e42611
+# %% ../../nbs/core/07_exports.ipynb #d4ad3507
 _UNSEEN = ("user_editable_context", "model_editable_context", "thoughts", "reasoning_recap", "app_pairing_content")
 
 
@@ -226,7 +226,7 @@ def _conversation_files(export: ExportFiles, pattern: str, what: str) -> list[st
         raise export.refuse(what, "there is no conversations.json in it")
     return names
 
-# %% ../../nbs/core/07_exports.ipynb #9975aa4b
+# %% ../../nbs/core/07_exports.ipynb #063ae007
 _NO_PARENT = re.compile("0{8}-0000-4?0*-")
 
 
@@ -341,7 +341,7 @@ def read_claude(
 
     return Reader(export_records(export, names, surrogates, "a Claude export"), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/07_exports.ipynb #d1008e78
+# %% ../../nbs/core/07_exports.ipynb #d4f693dd
 _EXACT = 10**15
 
 

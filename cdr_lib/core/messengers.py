@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Stamp', 'stamp_of', 'read_whatsapp', 'read_telegram']
 
-# %% ../../nbs/core/07b_messengers.ipynb #87b0f18f
+# %% ../../nbs/core/07b_messengers.ipynb #61a0190f
 import datetime
 import re
 from collections import Counter
@@ -21,7 +21,7 @@ from .conversation import BadRecord
 from .io import Reader
 from .records import ON_ERROR, SURROGATES, Record, kind_of, one_of
 
-# %% ../../nbs/core/07b_messengers.ipynb #7b75febd
+# %% ../../nbs/core/07b_messengers.ipynb #77b5df68
 _MARKS = "[\u200e\u200f\u202a-\u202e\u2066-\u2069\ufeff]*"
 _STAMP = re.compile(rf"""
     {_MARKS} (?P<open>\[)? {_MARKS}
@@ -73,7 +73,7 @@ def _time_of(stamp: Stamp, day_first: bool) -> datetime.datetime:
         hour = (hour + 12) % 24
     return date_of(stamp.date, day_first, hour, stamp.minute, stamp.second)
 
-# %% ../../nbs/core/07b_messengers.ipynb #45582dd5
+# %% ../../nbs/core/07b_messengers.ipynb #e3523bda
 _SENDER = re.compile(rf"{_MARKS}(?P<who>[^:]{{1,100}}?){_MARKS}:(?: (?P<text>.*)|$)", re.DOTALL)
 _SEALED = re.compile(
     r"end-to-end|Ende-zu-Ende|extremo a extremo|bout en bout|ponta a ponta|端到端|сквозн|uçtan uca", re.IGNORECASE)
@@ -114,30 +114,35 @@ def _plain(text: str) -> str:
 def _whatsapp_text(text: str, marked: bool) -> tuple[str, dict[str, Any]] | None:
     "Text and notes of what a sender is said to have written; None for a notice of the program."
     meta: dict[str, Any] = {}
-    if attached := _FILE.search(text):
+    own = "\u200e" in text or not marked
+    # Most messages are plain words: a character tells sooner than an expression.
+    if ("(" in text or own and "<" in text) and (attached := _FILE.search(text)) and (own or attached["android"]):
         name = attached["android"] or attached["ios"]
-        before, after = text[:attached.start()].strip(), text[attached.end():]
-        return (before + "\n" if before else "") + media_placeholder(name) + after, {"attachment": name}
-    if (edited := _EDITED.search(text)) and edited.start():
+        return _joined(text[:attached.start()], media_placeholder(name)) + text[attached.end():], {"attachment": name}
+    if text.endswith(">") and (edited := _EDITED.search(text)) and edited.start():
         text, meta = text[:edited.start()], {"edited": True}
-    plain = _plain(text)
-    if plain.lower() in _MEDIA:
+    if "<" in text and _plain(text).lower() in _MEDIA:
         return "[media]", meta
-    omitted = _OMITTED.search(text)
-    if omitted and (omitted["mark"] or omitted.start() == 0 and (text.startswith("<") or not marked)):
-        before, kind = _plain(text[:omitted.start()]), omitted.lastgroup
+    omitted = _OMITTED.search(text) if "\u200e" in text else _OMITTED.match(text) if own or text[:1] == "<" else None
+    if omitted and (omitted["mark"] or omitted.start() == 0):
+        before, kind = text[:omitted.start()], omitted.lastgroup
         if kind == "file" and before:
-            return "[file]", meta | {"attachment": before}
-        return (before + "\n" if before else "") + f"[{kind}]", meta
-    if plain.rstrip(".").lower() in _DELETED:
+            return "[file]", meta | {"attachment": _plain(before)}
+        return _joined(before, f"[{kind}]"), meta
+    if len(text) < 80 and _plain(text).rstrip(".").lower() in _DELETED:
         return "[deleted]", meta | {"deleted": True}
     if not text.startswith("\u200e"):
         return text, meta
-    if len(plain) < 300 and (_SEALED.search(plain) or _NOTICE.search(plain)):
+    if len(text) < 300 and ((plain := _plain(text)) and (_SEALED.search(plain) or _NOTICE.search(plain))):
         return None
     return text.removeprefix("\u200e"), meta | {"notice": True}
 
-# %% ../../nbs/core/07b_messengers.ipynb #ba5b96eb
+
+def _joined(caption: str, placeholder: str) -> str:
+    caption = _plain(caption)
+    return f"{caption}\n{placeholder}" if caption else placeholder
+
+# %% ../../nbs/core/07b_messengers.ipynb #3bf4c2d7
 _CHAT_NAME = re.compile(
     r"^(?:whatsapp[ -]chat (?:with|mit|-)|chat de whatsapp (?:con|-)|discussion whatsapp (?:avec|-)"
     r"|conversa do whatsapp com|chat whatsapp con|whatsapp-chat met) (?P<name>.+)", re.IGNORECASE)
@@ -217,7 +222,7 @@ def _whatsapp_message(text: str, stamp: Stamp, day_first: bool, marked: bool, nu
         time, problem = _time_of(stamp, day_first), ""
     except BadRecord as error:
         time, problem = None, error.reason
-    if re.search("[\udc80-\udcff]", text):
+    if not text.isascii() and re.search("[\udc80-\udcff]", text):
         problem = "invalid UTF-8"
     return Message(who, found[0], time, found[1], line=number, raw=text, problem=problem)
 
@@ -244,7 +249,7 @@ def read_whatsapp(
 
     return read_chats(chats, source, gap, assistant, me, on_error, on_duplicate)
 
-# %% ../../nbs/core/07b_messengers.ipynb #5ac8b2f5
+# %% ../../nbs/core/07b_messengers.ipynb #be66ee60
 _TELEGRAM_MEDIA = {"voice_message": "audio", "audio_file": "audio", "video_message": "video", "video_file": "video",
                    "animation": "gif", "sticker": "sticker"}
 _TELEGRAM_PARTS = {"photo": "image", "location_information": "location", "contact_information": "contact",

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Directory', 'slack_text', 'read_slack', 'read_discord']
 
-# %% ../../nbs/core/07c_workspaces.ipynb #7d32de37
+# %% ../../nbs/core/07c_workspaces.ipynb #3e1fad95
 import datetime
 import re
 from collections import Counter
@@ -22,7 +22,7 @@ from .formats import csv_rows
 from .io import Reader
 from .records import ON_ERROR, SURROGATES, Record, kind_of, one_of
 
-# %% ../../nbs/core/07c_workspaces.ipynb #a714463f
+# %% ../../nbs/core/07c_workspaces.ipynb #88321116
 class Directory(NamedTuple):
     "Who and what the ids of a Slack workspace stand for."
 
@@ -55,7 +55,7 @@ def slack_text(
     text = _BRACKETS.sub(shown, text)
     return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 
-# %% ../../nbs/core/07c_workspaces.ipynb #3c3d4243
+# %% ../../nbs/core/07c_workspaces.ipynb #7bfd5dae
 _SLACK_SERVICE = frozenset(
     "channel_join channel_leave channel_topic channel_purpose channel_name channel_archive channel_unarchive "
     "channel_posting_permissions channel_convert_to_private channel_canvas_updated group_join group_leave group_topic "
@@ -126,7 +126,7 @@ def _slack_message(entry: Mapping, directory: Directory, roots: set[str]) -> Mes
     return Message(speaker, text, time, {name: entry[name] for name in _SLACK_KEPT if entry.get(name)}, bot,
                    entry["ts"], thread, raw=text)
 
-# %% ../../nbs/core/07c_workspaces.ipynb #ef19a7f8
+# %% ../../nbs/core/07c_workspaces.ipynb #16740330
 _SLACK_DAY = r"(?:(?P<root>.*)/)?(?P<channel>[^/]+)/(?P<day>\d{4}-\d\d-\d\d)\.json"
 
 
@@ -259,7 +259,7 @@ def read_slack(
 
     return read_chats(chats, source, gap, assistant, me, on_error, on_duplicate)
 
-# %% ../../nbs/core/07c_workspaces.ipynb #6673badb
+# %% ../../nbs/core/07c_workspaces.ipynb #98befdc0
 _DISCORD_SAID = ("Default", "Reply", "ChatInputCommand", "ContextMenuCommand", "0", "19", "20", "23")
 _DISCORD_KEPT = ("type", "timestampEdited", "reference", "attachments", "embeds", "stickers", "reactions")
 _ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d(?::\d\d)?)(\.\d+)? ?(Z|[+-]\d\d:?\d\d)?")
