@@ -9,7 +9,7 @@ config.read(Path(__file__).parent / "settings.ini", encoding="utf-8")
 cfg = config["DEFAULT"]
 
 extras = {key.removesuffix("_requirements"): value.split() for key, value in cfg.items() if key.endswith("_requirements")}
-extras["dev"] = sorted({requirement for name in ("dev", "docs", "test", "train", "openvino") for requirement in extras[name]})
+extras["dev"] = sorted({requirement for name in ("dev", "docs", "test", "train", "openvino", "scale") for requirement in extras[name]})
 
 setup(
     name=cfg["lib_name"],

@@ -40,7 +40,7 @@ def requirements(
 
 # %% ../../nbs/reporting/06_pins.ipynb #10d3cfe0
 # Everything the Makefile installs. mteb is an extra on top: its own pins are its business.
-INSTALLED_EXTRAS = ("", "dev", "docs", "test", "train", "openvino")
+INSTALLED_EXTRAS = ("", "dev", "docs", "test", "train", "openvino", "scale")
 
 
 def _needs(name: str, extras: set[str]) -> set[tuple[str, str]]:
