@@ -209,6 +209,24 @@ def test_a_file_of_something_else_says_what_it_has(tmp_path):
         list(read_lmsys(path))
     with pytest.raises(BadRecord, match="not a readable Parquet file"):
         list(read_smoltalk(text(tmp_path / "b.parquet", "hello")))
+    # A column that is missing is one reject, not a million.
+    other = table(tmp_path / "c.parquet", {"messages": [], "source": "x"}, {"messages": [], "source": "x"})
+    reader = read_lmsys(other, on_error="collect")
+    assert not list(reader) and [reject.reason for reject in reader.rejects] == [
+        "there is no column 'conversation_id', only 'messages', 'source'"]
+
+
+@pytest.mark.parametrize("read", [read_lmsys, read_bitext, read_dailydialog, read_multiwoz, read_dialogstudio, read_abcd])
+@pytest.mark.parametrize(
+    "name, head, kind",
+    [
+        ("a.json", b"PAR1" + b"x" * 20, "a Parquet file"), ("a.csv", b"%PDF-1.7", "a PDF document"),
+        ("a.txt", b"PK\x03\x04" + b"x" * 20, "a damaged or cut zip archive"), ("a.jsonl", b"\x1f\x8b\x08", "a gzip file"),
+    ],
+)
+def test_a_file_that_is_not_what_its_name_says(tmp_path, read, name, head, kind):
+    with pytest.raises(CdrError, match=f"looks like {kind}"):
+        list(read(text(tmp_path / name, head)))
 
 
 def wildchat(hash, *said, **more):
@@ -436,6 +454,13 @@ def test_dailydialog_of_parlai(tmp_path, heard):
     conversation, = survives(reader, tmp_path)
     assert conversation.id == "dailydialog:dev:1" and conversation.labels == {"topic": "tourism", "acts": [1, 2]}
     assert "'joy' is none of" in str(heard[0].message) and "needs 'dialogue'" in reader.rejects[0].reason
+
+
+def test_dailydialog_labels_that_are_not_text(tmp_path, heard):
+    daily(tmp_path, "a __eou__\nb __eou__\n", act=b"1\n\xff\n", emotion="0\n0\n")
+    first, second = read_dailydialog(tmp_path)
+    assert first.labels == {"acts": [1], "emotions": [0]} and second.labels == {"emotions": [0]}
+    assert "not UTF-8" in str(heard[0].message)
 
 
 def test_the_hub_copy_is_a_script(tmp_path):

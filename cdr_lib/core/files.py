@@ -6,7 +6,7 @@
 __all__ = ['SPLIT_WORDS', 'split_of', 'corpus_files', 'plain_json', 'parquet_records', 'corpus_records', 'json_entries',
            'csv_records', 'text_lines', 'row_of', 'place_of']
 
-# %% ../../nbs/core/08_files.ipynb #9f879a35
+# %% ../../nbs/core/08_files.ipynb #4661e964
 import datetime
 import io
 import json
@@ -20,17 +20,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from .archives import looks_like
 from .config import CdrError
 from .conversation import BadRecord
 from .formats import csv_rows
 from .records import SURROGATES, Record, existing_file, json_records, kind_of, one_of, open_bytes, parse_json
 
-# %% ../../nbs/core/08_files.ipynb #e289fd23
+# %% ../../nbs/core/08_files.ipynb #6ea6acd6
 SPLIT_WORDS = {
     word: split
     for split, words in {"train": "train training", "dev": "dev val valid validation", "test": "test testing"}.items()
     for word in words.split()
 }
+# What text never begins with, and the ending under which it is expected.
+_BINARY = {b"PAR1": ".parquet", b"\x1f\x8b": ".gz", b"PK\x03\x04": "", b"%PDF": "", b"SQLite": ""}
 _FOLDERS = (*SPLIT_WORDS, "data")
 
 
@@ -48,7 +51,12 @@ def corpus_files(
     "A file itself, or the files of a folder (or its splits) that fit."
     path = Path(path)
     if not path.is_dir():
-        return [existing_file(path)]
+        with open(existing_file(path), "rb") as file:
+            head = file.read(6)
+        kind = next((end for start, end in _BINARY.items() if head.startswith(start)), path.suffix)
+        if kind != path.suffix:
+            raise CdrError(f"{path} holds no {what}: it looks like {looks_like(path)}")
+        return [path]
     folders = [path, *(path / name for name in _FOLDERS)]
     found = [file for folder in folders for pattern in patterns for file in sorted(folder.glob(pattern))]
     if not found:
@@ -57,7 +65,7 @@ def corpus_files(
                        f"train or data; there is {there}")
     return list(dict.fromkeys(found))
 
-# %% ../../nbs/core/08_files.ipynb #800ed52e
+# %% ../../nbs/core/08_files.ipynb #a935c093
 def plain_json(value: Any) -> Any:  # what JSON can hold: dates as text, no NaN, no fields that are null
     "A value from Parquet as plain JSON."
     if isinstance(value, Mapping):
@@ -73,6 +81,7 @@ def plain_json(value: Any) -> Any:  # what JSON can hold: dates as text, no NaN,
 
 def parquet_records(
     path: Path,
+    needs: Sequence[str] = (),  # columns that must be there
     without: Sequence[str] = (),  # names of columns, at any depth, that are not read
     batch_rows: int = 512,
 ) -> Iterator[Record]:  # `line` is the number of the row, from 1
@@ -81,6 +90,11 @@ def parquet_records(
         file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError) as error:
         yield Record(str(path), None, None, path.name, f"not a readable Parquet file: {error}")
+        return
+    names = file.schema_arrow.names
+    if missing := [name for name in needs if name not in names]:
+        problem = f"there is no column {missing[0]!r}, only {', '.join(map(repr, names[:8]))}"
+        yield Record(str(path), None, None, path.name, problem)
         return
     number = 0
     with file:
@@ -114,14 +128,15 @@ def _batch_rows(batch: pa.RecordBatch) -> Iterator[tuple[Any, str]]:
 def corpus_records(
     files: Iterable[Path],
     surrogates: str = "reject",  # as in `read_messages_jsonl`
-    without: Sequence[str] = (),  # as in `parquet_records`
+    needs: Sequence[str] = (),  # these as in `parquet_records`
+    without: Sequence[str] = (),
 ) -> Iterator[Record]:
     "Records of Parquet and JSON files, one after the other."
     one_of("surrogates", surrogates, SURROGATES)
-    return chain.from_iterable(parquet_records(file, without) if file.suffix == ".parquet"
+    return chain.from_iterable(parquet_records(file, needs, without) if file.suffix == ".parquet"
                                else json_records(file, surrogates) for file in files)
 
-# %% ../../nbs/core/08_files.ipynb #729b87bd
+# %% ../../nbs/core/08_files.ipynb #c9afbdad
 _GAP = re.compile(r"[ \t\r\n,]*")
 _SPACE = re.compile(r"[ \t\r\n]*")
 _COLON = re.compile(r"[ \t\r\n]*:[ \t\r\n]*")
@@ -188,7 +203,7 @@ def json_entries(
                 yield record(None, here, f"{key!r}: {error.reason}")
             here = end
 
-# %% ../../nbs/core/08_files.ipynb #cb729f34
+# %% ../../nbs/core/08_files.ipynb #bf98bd6f
 def csv_records(
     files: Iterable[Path],
     columns: Sequence[str],  # that each must have

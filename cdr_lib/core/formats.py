@@ -7,7 +7,7 @@ __all__ = ['ROLE_TAGS', 'UNMAPPED', 'MISSING_ID', 'role_of', 'check_roles', 'con
            'record_id', 'read_messages_jsonl', 'turn_from_sharegpt', 'read_sharegpt', 'Thread', 'thread_utterances',
            'csv_rows', 'read_long_rows', 'read_long_csv']
 
-# %% ../../nbs/core/06_formats.ipynb #336ac985
+# %% ../../nbs/core/06_formats.ipynb #ea0bdeca
 import csv
 import io
 import re
@@ -22,7 +22,7 @@ from .conversation import ROLES, BadRecord, Conversation, Turn
 from .io import Reader
 from .records import Record, existing_file, json_records, kind_of, one_of, open_bytes
 
-# %% ../../nbs/core/06_formats.ipynb #56211771
+# %% ../../nbs/core/06_formats.ipynb #1891e621
 ROLE_TAGS = {
     tag: role
     for role, tags in {
@@ -59,7 +59,7 @@ def check_roles(roles: Mapping[str, str] | None) -> None:
     for tag, role in (roles or {}).items():
         one_of(f"roles[{tag!r}]", role, ROLES)
 
-# %% ../../nbs/core/06_formats.ipynb #38350d29
+# %% ../../nbs/core/06_formats.ipynb #f7058f1c
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _PLACEHOLDERS = {
     "image_url": "image", "input_image": "image", "input_audio": "audio", "video_url": "video", "input_file": "file",
@@ -103,7 +103,7 @@ def content_text(
         kept.append(part)
     return "\n".join(texts), kept
 
-# %% ../../nbs/core/06_formats.ipynb #e8cab8fa
+# %% ../../nbs/core/06_formats.ipynb #0bfdd7c7
 MISSING_ID = ("reject", "number")
 
 
@@ -122,6 +122,9 @@ def turn_from_message(
     "A turn from a message of role and content."
     if not isinstance(message, Mapping):
         raise BadRecord(f"a message is {kind_of(message)}, not an object")
+    if not roles and len(message) == 2 and message.get("role") in ROLES and isinstance(message.get("content"), str):
+        # The form of nearly every message of the large corpora.
+        return Turn(message["role"], message["content"])
     role, meta = role_of(message.get("role"), roles, unmapped)
     text, parts = content_text(_content_of(message, "content", ("value", "text", "parts")))
     if message.get("content") is None and isinstance(message.get("refusal"), str):
@@ -202,7 +205,7 @@ def read_messages_jsonl(
 
     return Reader(json_records(path, surrogates), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/06_formats.ipynb #45a17137
+# %% ../../nbs/core/06_formats.ipynb #61e117dd
 def turn_from_sharegpt(
     entry: Any,  # {"from": ..., "value": ..., and whatever else}
     roles: Mapping[str, str] | None = None,  # as in `role_of`
@@ -250,7 +253,7 @@ def read_sharegpt(
 
     return Reader(json_records(path, surrogates), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/06_formats.ipynb #9688dd77
+# %% ../../nbs/core/06_formats.ipynb #c6f545ea
 class Thread(NamedTuple):
     "A conversation put together from utterances."
 
@@ -324,7 +327,7 @@ def thread_utterances(
             rows.setdefault(homes[row], []).append(row)
     return [Thread(id, tuple(found), {row: notes[row] for row in found if row in notes}) for id, found in rows.items()]
 
-# %% ../../nbs/core/06_formats.ipynb #b5513776
+# %% ../../nbs/core/06_formats.ipynb #dde0170d
 _UNDECODED = re.compile("[\udc80-\udcff]")
 
 

@@ -6,7 +6,7 @@
 __all__ = ['read_lmsys', 'read_wildchat', 'read_smoltalk', 'read_bitext', 'read_mobileconvrec', 'read_mtbench101',
            'read_tau_bench']
 
-# %% ../../nbs/core/09_logs.ipynb #b7fd70e7
+# %% ../../nbs/core/09_logs.ipynb #e93080d6
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +18,7 @@ from .formats import record_id, turn_from_message, turns_of
 from .io import Reader
 from .records import Record, kind_of
 
-# %% ../../nbs/core/09_logs.ipynb #d543ba23
+# %% ../../nbs/core/09_logs.ipynb #f10bce57
 def _moderated(
     turns: tuple[Turn, ...], entries: Any, scores: bool, counts: Counter
 ) -> tuple[tuple[Turn, ...], bool | None]:
@@ -61,10 +61,10 @@ def read_lmsys(
         meta = {name: row[name] for name in ("model", "redacted") if row.get(name) is not None}
         return Conversation(f"lmsys:{record_id(row['conversation_id'], record, counts)}", turns, "lmsys", meta, labels)
 
-    without = () if scores else ("category_scores",)
-    return Reader(corpus_records(files, surrogates, without), parse, on_error, on_duplicate)
+    needs, without = ("conversation_id", "conversation"), () if scores else ("category_scores",)
+    return Reader(corpus_records(files, surrogates, needs, without), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/09_logs.ipynb #7f8b3190
+# %% ../../nbs/core/09_logs.ipynb #d040fce8
 _WILDCHAT_TURN = ("country", "hashed_ip", "header", "language", "redacted", "state", "toxic")
 
 
@@ -104,9 +104,9 @@ def read_wildchat(
         return Conversation(f"wildchat:{id}", turns, "wildchat", plain_json(shared), labels)
 
     without = () if scores else ("category_scores", "detoxify_moderation")
-    return Reader(corpus_records(files, surrogates, without), parse, on_error, on_duplicate)
+    return Reader(corpus_records(files, surrogates, ("conversation",), without), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/09_logs.ipynb #6a936d12
+# %% ../../nbs/core/09_logs.ipynb #36c5525a
 def read_smoltalk(
     path: str | Path,  # a Parquet (or JSON Lines) file, or the folder with data/all/*.parquet
     on_error: str = "raise",  # as in `read_messages_jsonl`
@@ -124,9 +124,9 @@ def read_smoltalk(
             meta["split"] = split
         return Conversation(f"smoltalk:{place_of(record, path)}", turns, "smoltalk", meta)
 
-    return Reader(corpus_records(files, surrogates), parse, on_error, on_duplicate)
+    return Reader(corpus_records(files, surrogates, ("messages",)), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/09_logs.ipynb #b96d1d8b
+# %% ../../nbs/core/09_logs.ipynb #ff2feaf8
 def read_bitext(
     path: str | Path,  # the CSV file, or its folder
     on_error: str = "raise",  # as in `read_messages_jsonl`
@@ -146,7 +146,7 @@ def read_bitext(
 
     return Reader(csv_records(files, columns, "a Bitext corpus"), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/09_logs.ipynb #501b32fb
+# %% ../../nbs/core/09_logs.ipynb #a5d64a90
 def read_mobileconvrec(
     path: str | Path,  # MobileConvRec_training.jsonl ..., or the folder with mobile_conv_rec/
     on_error: str = "raise",  # as in `read_messages_jsonl`
@@ -183,7 +183,7 @@ def read_mobileconvrec(
 
     return Reader(corpus_records(files, surrogates), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/09_logs.ipynb #47abcc68
+# %% ../../nbs/core/09_logs.ipynb #2e87cf76
 def _mtbench_turns(rounds: Any) -> Iterator[Turn]:
     if not isinstance(rounds, list):
         raise BadRecord(f"history is {kind_of(rounds)}, not a list")
@@ -218,7 +218,7 @@ def read_mtbench101(
 
     return Reader(corpus_records(files, surrogates), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/09_logs.ipynb #65ed9a24
+# %% ../../nbs/core/09_logs.ipynb #407ad575
 def read_tau_bench(
     path: str | Path,  # a file of trajectories such as gpt-4o-airline.json, or the folder with them
     on_error: str = "raise",  # as in `read_messages_jsonl`

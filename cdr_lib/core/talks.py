@@ -6,7 +6,7 @@
 __all__ = ['DAILY_ACTS', 'DAILY_EMOTIONS', 'read_dialogsum', 'read_dailydialog', 'read_xdailydialog', 'read_opendialkg',
            'read_bot_adversarial', 'read_synthetic_persona_chat']
 
-# %% ../../nbs/core/11_talks.ipynb #88da2bfb
+# %% ../../nbs/core/11_talks.ipynb #515a24e1
 import re
 import warnings
 from collections import Counter
@@ -21,7 +21,7 @@ from .files import SPLIT_WORDS, corpus_files, csv_records, row_of, split_of, tex
 from .io import Reader
 from .records import Record, json_records, kind_of, parse_json
 
-# %% ../../nbs/core/11_talks.ipynb #bd1a0d93
+# %% ../../nbs/core/11_talks.ipynb #a116e5b4
 _PERSON = re.compile(r"^#(Person([0-9]+))#: ?", re.MULTILINE)
 _TORN_PERSON = re.compile(r"^#? ?Person ?[0-9]+ ?#? ?:|^#Person", re.MULTILINE)
 
@@ -86,7 +86,7 @@ def read_dialogsum(
 
     return Reader(records(), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #2612c35c
+# %% ../../nbs/core/11_talks.ipynb #135f655e
 DAILY_ACTS = ("inform", "question", "directive", "commissive")  # numbered from 1
 DAILY_EMOTIONS = ("no_emotion", "anger", "disgust", "fear", "happiness", "sadness", "surprise")  # numbered from 0
 _EOU = "__eou__"
@@ -110,18 +110,20 @@ def _daily_labels(numbers: Mapping[str, str | None], turns: int) -> tuple[dict[s
     odd: dict[str, str] = {}
     for name, text in numbers.items():
         words = (text or "").split()
-        if not all(word.isdecimal() for word in words):
+        if text is None:
+            odd[name] = "their line is not UTF-8"
+        elif not all(word.isdecimal() for word in words):
             odd[name] = f"{text!r} is not a list of numbers"
         elif name == "topic" and len(words) == 1:
             labels[name] = int(words[0])
         elif name != "topic" and len(words) == turns:
             labels[name] = [int(word) for word in words]
-        elif words or text is not None:
+        else:
             odd[name] = f"{len(words)} labels for " + ("one dialogue" if name == "topic" else f"{turns} turns")
     return labels, odd
 
 
-def _daily_text(path: Path, source: str, language: str = "") -> Iterator[Record]:
+def _daily_text(path: Path, language: str = "") -> Iterator[Record]:
     "Dialogues of a text file with the lines of the parallel files that belong to them."
     names = {"acts": ("act", "action"), "emotions": ("emotion",), "topic": ("topic",)}
     stem = re.sub(r"_text(_[A-Za-z]{2})?(?=\.)", "_text", path.name)
@@ -209,7 +211,7 @@ def read_dailydialog(
     except CdrError:
         # The file of all dialogues repeats those of the splits.
         files = corpus_files(path, ("dialogues_text.txt",), "DailyDialog")
-    records = (_daily_text(file, "dailydialog") if file.suffix == ".txt" else json_records(file, surrogates)
+    records = (_daily_text(file) if file.suffix == ".txt" else json_records(file, surrogates)
                for file in files)
     return _daily_reader(_daily_rows(chain.from_iterable(records)), "dailydialog", split, on_error, on_duplicate)
 
@@ -233,10 +235,10 @@ def read_xdailydialog(
         found = re.search(r"_text_([A-Za-z]{2})\.|^([a-z]{2})_", file.name)
         return (found[1] or found[2]).lower() if found else ""
 
-    records = chain.from_iterable(_daily_text(file, "xdailydialog", language(file)) for file in files)
+    records = chain.from_iterable(_daily_text(file, language(file)) for file in files)
     return _daily_reader(records, "xdailydialog", None, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #225b1d7e
+# %% ../../nbs/core/11_talks.ipynb #99af4ba8
 def _or_text(text: Any) -> Any:
     "The value of a JSON text, or the text where it is none."
     try:
@@ -283,7 +285,10 @@ def read_opendialkg(
 
     def parse(record: Record, counts: Counter) -> Conversation:
         row = row_of(record, "Messages")
-        entries = parse_json(row["Messages"], surrogates)[0] if isinstance(row["Messages"], str) else row["Messages"]
+        entries = row["Messages"]
+        if isinstance(entries, str):
+            entries, replaced = parse_json(entries, surrogates)
+            counts["surrogates_replaced"] += replaced
         turns, waiting = _opendialkg_turns(entries, counts)
         meta = {"last_actions": waiting} if waiting else {}
         labels = {name.lower().replace(" ", "_"): _or_text(value) for name, value in row.items()
@@ -297,7 +302,7 @@ def read_opendialkg(
 
     return Reader(chain.from_iterable(map(records, files)), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #32cbbfd6
+# %% ../../nbs/core/11_talks.ipynb #1eb9355f
 _PERSONA = "your persona: "
 
 
@@ -385,7 +390,7 @@ def read_bot_adversarial(
 
     return Reader(_bad_dialogues(records(), merge), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #a328bc97
+# %% ../../nbs/core/11_talks.ipynb #5cf1f126
 _USER_TAG = re.compile(r"^(?:\*+ ?\*? ?)?User ([12])(?: ?\*\*)?:(?: ?\* ?\*)?[ ]?", re.MULTILINE)
 
 
