@@ -122,6 +122,9 @@ def test_LOA_01_a_branch_that_ends_in_nothing_new_is_told_once(tmp_path):
         "author": {"role": "user"}, "content": {"content_type": "text", "parts": ["And cheaper?"]}}}
     found = list(read_chatgpt(put(tmp_path / "c.json", [chat]), branches="all"))
     assert [len(conversation) for conversation in found] == [2, 2, 3]
+    chat["current_node"] = "n3"  # then n7 tells no more than n8 does
+    found = list(read_chatgpt(put(tmp_path / "c.json", [chat]), branches="all"))
+    assert [conversation.turns[-1].text for conversation in found] == ["Discarded draft.", "And cheaper?"]
 
 
 def damaged_trees():

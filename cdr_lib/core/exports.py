@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BRANCHES', 'path_to', 'iso_time', 'read_chatgpt', 'read_claude', 'read_long_excel']
 
-# %% ../../nbs/core/07_exports.ipynb #378e838e
+# %% ../../nbs/core/07_exports.ipynb #d09d8453
 import datetime
 import re
 from collections import Counter
@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from .archives import ExportFiles, export_records, looks_like, media_placeholder
-from .config import CdrError, require
+from .config import CdrError
 from .conversation import BadRecord, Conversation, Turn, is_blank
 from .formats import check_roles, content_text, read_long_rows, role_of
 from .io import Reader
 from .records import ON_ERROR, SURROGATES, Record, kind_of, one_of
 
-# %% ../../nbs/core/07_exports.ipynb #e6e979d8
+# %% ../../nbs/core/07_exports.ipynb #a2b56935
 BRANCHES = ("seen", "all")
 
 
@@ -57,20 +57,16 @@ def _branches(
 ) -> list[Conversation]:
     leaves = _leaves(parents)
     counts["other_branches"] += sum(leaf != seen for leaf in leaves)
-    found: dict[str, list[str]] = {seen: path_to(seen, parents)}
-    for leaf in leaves if branches == "all" else ():
-        found.setdefault(leaf, path_to(leaf, parents))
-    made: list[Conversation] = []
-    told: set[tuple[str, ...]] = set()
-    for leaf, path in found.items():
-        spoken = tuple(node for node in path if turns_at(node))
-        # A leaf such as a hidden note may end a path that is told already.
-        if leaf != seen and any(before[:len(spoken)] == spoken for before in told):
-            continue
-        told.add(spoken)
-        turns = tuple(turn for node in spoken for turn in turns_at(node))
-        made.append(make(id if leaf == seen else f"{id}/{leaf}", turns))
-    return made
+    spoken = {leaf: [node for node in path_to(leaf, parents) if turns_at(node)]
+              for leaf in [seen, *(leaves if branches == "all" else ())]}
+    # A path ends at its last message: one that ends inside another, as before a hidden note, is told by that one.
+    told, kept = set(spoken[seen]), {seen}
+    for leaf in sorted(spoken, key=lambda leaf: -len(spoken[leaf])):
+        if leaf != seen and spoken[leaf] and spoken[leaf][-1] not in told:
+            told.update(spoken[leaf])
+            kept.add(leaf)
+    return [make(id if leaf == seen else f"{id}/{leaf}", tuple(turn for node in path for turn in turns_at(node)))
+            for leaf, path in spoken.items() if leaf in kept]
 
 
 def iso_time(seconds: Any) -> dict[str, str]:  # {"time": ...}, empty where there is no time
@@ -82,7 +78,7 @@ def iso_time(seconds: Any) -> dict[str, str]:  # {"time": ...}, empty where ther
     except (ValueError, OverflowError, OSError):
         raise BadRecord(f"{seconds} is no time") from None
 
-# %% ../../nbs/core/07_exports.ipynb #d4ad3507
+# %% ../../nbs/core/07_exports.ipynb #d5c4f797
 _UNSEEN = ("user_editable_context", "model_editable_context", "thoughts", "reasoning_recap", "app_pairing_content")
 
 
@@ -226,7 +222,7 @@ def _conversation_files(export: ExportFiles, pattern: str, what: str) -> list[st
         raise export.refuse(what, "there is no conversations.json in it")
     return names
 
-# %% ../../nbs/core/07_exports.ipynb #063ae007
+# %% ../../nbs/core/07_exports.ipynb #9bb8f35a
 _NO_PARENT = re.compile("0{8}-0000-4?0*-")
 
 
@@ -341,7 +337,7 @@ def read_claude(
 
     return Reader(export_records(export, names, surrogates, "a Claude export"), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/07_exports.ipynb #d4f693dd
+# %% ../../nbs/core/07_exports.ipynb #c2a0e0f8
 _EXACT = 10**15
 
 
@@ -369,7 +365,8 @@ def _sheet_rows(sheet: Any) -> tuple[list[str], list[tuple[int, list]]]:
 
 
 def _open_workbook(path: Path) -> Any:
-    calamine = require("python_calamine", "excel")
+    import python_calamine as calamine
+
     export = ExportFiles.of(path)
     if export.kind == "folder":
         raise export.refuse("a workbook")
@@ -403,8 +400,8 @@ def _pick_sheet(path: Path, workbook: Any, sheet: str | None, needed: set[str]) 
 
 def read_long_excel(
     path: str | Path,  # .xlsx, .xlsm, .xlsb, .xls or .ods
+    on_error: str = "raise",  # this, and all but `sheet`, as in `core.formats.read_long_rows`
     sheet: str | None = None,  # its name; None: the only sheet that has the columns
-    on_error: str = "raise",  # this and what follows as in `core.formats.read_long_rows`
     conversation: str | None = "conv_id",
     role: str | None = "role",
     text: str = "text",
