@@ -6,7 +6,7 @@
 __all__ = ['SHINGLES', 'FuzzyConfig', 'Sketches', 'sketch', 'fuzzy_duplicates', 'drop_fuzzy', 'fuzzy_pairs', 'score_pairs',
            'score_kept']
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #bbd8a4d8
+# %% ../../nbs/curation/03_fuzzy.ipynb #462652a6
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ from .exact import normal_text
 from .settle import (Duplicates, Pairs, _first_independent, _leaders, _mask, _order, _rows_of,
                                      conversation_ranks, settle_groups, split_dropped)
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #271ac215
+# %% ../../nbs/curation/03_fuzzy.ipynb #af8c1956
 SHINGLES = ("auto", "word", "char")
 
 
@@ -68,7 +68,7 @@ class FuzzyConfig:
             bands, rows = self.layout
         return 1 - (1 - np.asarray(similarity, dtype=float) ** rows) ** bands
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #40606731
+# %% ../../nbs/curation/03_fuzzy.ipynb #6ddfc98b
 _GAP, _WORD, _CONTINUOUS, _HIDDEN = range(4)
 _UNSPACED = ((0xe00, 0xfff), (0x1000, 0x109f), (0x1780, 0x17ff), (0x19e0, 0x19ff), (0x1b00, 0x1b7f), (0x3005, 0x3007),
              (0x3040, 0x312f), (0x31a0, 0x31bf), (0x31f0, 0x31ff), (0x3400, 0x4dbf), (0x4e00, 0xa4cf), (0xa980, 0xa9ff),
@@ -116,7 +116,7 @@ def _unspaced(texts: Sequence[str]) -> np.ndarray:  # bool [n]
     counts = [np.diff(np.cumsum(classes == kind)[ends]) for kind in (_WORD, _CONTINUOUS)]
     return (counts[1] > 0) & (counts[1] >= counts[0])
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #32b8284f
+# %% ../../nbs/curation/03_fuzzy.ipynb #469413b1
 _ODD = 0x9e3779b97f4a7c15  # the golden ratio, in 64 bits
 
 
@@ -177,7 +177,7 @@ def _grams(tokens: np.ndarray, first: np.ndarray, size: int) -> tuple[np.ndarray
     inside = mixed[_rows_of(first, np.arange(len(counts)), counts)]
     return _mixed(inside) >> np.uint64(16), counts
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #b70a0314
+# %% ../../nbs/curation/03_fuzzy.ipynb #0ffc7ee2
 def _shingles(texts: Sequence[str], config: FuzzyConfig) -> tuple[np.ndarray, np.ndarray]:  # uint64 flat, int64 [n]
     "Sorted sets of shingles, one after the other, and their sizes."
     ascii_text = np.fromiter(map(str.isascii, texts), bool, len(texts))
@@ -224,7 +224,7 @@ def _sorted_sets(flat: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> tu
         result[_rows_of(begins, rows, sizes[rows])] = values
     return result, sizes
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #ae205e68
+# %% ../../nbs/curation/03_fuzzy.ipynb #7340f9e0
 def _signatures(flat: np.ndarray, counts: np.ndarray, config: FuzzyConfig) -> np.ndarray:  # uint32 [permutations, n]
     "MinHash signatures of texts with at least one shingle each."
     random = np.random.default_rng(config.seed)
@@ -251,7 +251,7 @@ def _band_keys(signatures: np.ndarray, config: FuzzyConfig) -> np.ndarray:  # ui
         _mixed(keys)
     return keys.T
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #117f254d
+# %% ../../nbs/curation/03_fuzzy.ipynb #4c5f3b85
 @dataclass(frozen=True)
 class Sketches:
     "Band keys and sets of shingles of n texts."
@@ -361,7 +361,7 @@ class Sketches:
             # An empty file cannot be mapped.
             shingles = np.load(folder / "shingles.npy", mmap_mode="r" if mmap and offsets[-1] else None)
         except (OSError, ValueError, EOFError) as error:
-            raise CdrError(f"{folder}: cannot read the sketches: {error}; make them again") from error
+            raise CdrError(f"{folder}: cannot read the sketches, a file is missing or cut: make them again") from error
         if len(offsets) != len(lengths) + 1 or offsets[-1] != len(shingles) or len(bands) != len(lengths):
             raise CdrError(f"{folder}: the files do not belong together: make the sketches again")
         return Sketches(bands, (shingles,), offsets, lengths, whole, config)
@@ -411,7 +411,7 @@ def sketch(
     flat, bands, counts, lengths, whole = map(np.concatenate, zip(*done))
     return Sketches(bands, (flat,), np.concatenate([[0], np.cumsum(counts)]), lengths, whole, config)
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #187d1e4c
+# %% ../../nbs/curation/03_fuzzy.ipynb #e8db521d
 @dataclass(frozen=True)
 class _Buckets:
     "Texts that share a band key with another one, by bucket. Texts are numbered in order of preference."
@@ -585,7 +585,7 @@ def _checked(sketches: Sketches, config: FuzzyConfig | None) -> FuzzyConfig:
                        "and would miss pairs below: make new ones")
     return config
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #c866b9dd
+# %% ../../nbs/curation/03_fuzzy.ipynb #c8657734
 def drop_fuzzy(
     conversations: Sequence[Conversation],
     config: FuzzyConfig = FuzzyConfig(),
@@ -598,7 +598,7 @@ def drop_fuzzy(
     sketches = sketch((render(item.turns, "text") for item in conversations), config)
     return split_dropped(conversations, fuzzy_duplicates(sketches, rank, evaluation=evaluation, progress=progress))
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #ec9c10f9
+# %% ../../nbs/curation/03_fuzzy.ipynb #508501b0
 def fuzzy_pairs(
     sketches: Sketches,
     config: FuzzyConfig | None = None,
