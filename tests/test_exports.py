@@ -489,7 +489,8 @@ def test_telegram_media_and_damage(tmp_path):
 
 @pytest.mark.parametrize("value, words", [
     ("<!DOCTYPE html>", "HTML"), ("[]", "neither messages nor chats"), ('{"messages": 1}', "neither"),
-    ('{"chats": {"list": [5]}}', "must be an object"), ('{"messages": [{"id": NaN}]}', "number nan"), ('{"messages": [{"id": 1, "id": 2}]}', "twice"), ("", "an empty file"),
+    ('{"chats": {"list": [5]}}', "must be an object"), ('{"messages": [{"id": NaN}]}', "number nan"),
+    ('{"messages": [{"id": 1, "id": 2}]}', "twice"), ("", "an empty file"),
     ("[" * 5000, "nested"),
 ])
 def test_telegram_something_else(tmp_path, value, words):
@@ -525,7 +526,8 @@ def test_slack_threads_mentions_and_silences(tmp_path, form):
             put(tmp_path / "x" / name, value)
         path = tmp_path / "x"
     else:
-        path = zipped(tmp_path / "x.zip", {("export/" if "around" in form else "") + name: value for name, value in SLACK.items()})
+        around = "export/" if "around" in form else ""
+        path = zipped(tmp_path / "x.zip", {around + name: value for name, value in SLACK.items()})
     reader = read_slack(path)
     found = {each.id: each for each in reader}
     assert {id: said(each) for id, each in found.items()} == {
@@ -678,7 +680,8 @@ def test_open_document_sheets_are_read_too(tmp_path):
     content = ('<office:document-content xmlns:office="urn:oasis:names:tc:opendocument:xmlns:office:1.0" '
                'xmlns:table="urn:oasis:names:tc:opendocument:xmlns:table:1.0" '
                'xmlns:text="urn:oasis:names:tc:opendocument:xmlns:text:1.0"><office:body><office:spreadsheet>'
-               f'<table:table table:name="log">{cells}</table:table></office:spreadsheet></office:body></office:document-content>')
+               f'<table:table table:name="log">{cells}</table:table></office:spreadsheet></office:body>'
+               '</office:document-content>')
     manifest = '<manifest:manifest xmlns:manifest="urn:oasis:names:tc:opendocument:xmlns:manifest:1.0"/>'
     path = zipped(tmp_path / "a.ods", {"mimetype": "application/vnd.oasis.opendocument.spreadsheet", "content.xml": content,
                                        "META-INF/manifest.xml": manifest})
@@ -783,7 +786,8 @@ def test_a_long_message_takes_no_time(tmp_path):
 
 # --- any damage at all -----------------------------------------------------------------------------------------------
 
-JUNK = st.sampled_from([None, 5, 5.5, True, "x", "", [], {}, [None], {"a": 1}, [[]], "ok \ud83d", -1, 10**30, "9" * 400, [5], {"text": 5}])
+JUNK = st.sampled_from([
+    None, 5, 5.5, True, "x", "", [], {}, [None], {"a": 1}, [[]], "ok \ud83d", -1, 10**30, "9" * 400, [5], {"text": 5}])
 FUZZED = {
     "chatgpt": [LOA_01],
     "claude": [claude("x", word("1", "human", "a", content=[{"type": "text", "text": "a"}, {"type": "tool_use", "name": "n"}],
