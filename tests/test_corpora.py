@@ -10,7 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from cdr_lib.core import files
 from cdr_lib.core.config import CdrError
 from cdr_lib.core.conversation import BadRecord
 from cdr_lib.core.files import corpus_files, json_entries, parquet_records, split_of, text_lines
@@ -108,6 +111,22 @@ def test_entries_of_an_object_larger_than_a_chunk(tmp_path):
     packed = tmp_path / "o.json.gz"
     packed.write_bytes(gzip.compress(path.read_bytes()))
     assert len(list(json_entries(packed))) == 3
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.dictionaries(st.text(max_size=6), st.recursive(
+    st.none() | st.booleans() | st.integers(-10**6, 10**6) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)), max_size=6),
+    st.sampled_from([None, 0, 3]), st.booleans())
+def test_entries_whatever_the_size_of_a_chunk(tmp_path_factory, content, indent, ascii_only):
+    path = tmp_path_factory.mktemp("entries") / "o.json"
+    path.write_text(json.dumps(content, indent=indent, ensure_ascii=ascii_only), encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        for size in (1, 7, 1 << 20):
+            patch.setattr(files, "_CHUNK", size)
+            found = list(json_entries(path))
+            assert not any(record.problem for record in found)
+            assert [record.value for record in found] == list(content.items())
 
 
 @pytest.mark.parametrize(
@@ -454,6 +473,13 @@ def test_dailydialog_of_parlai(tmp_path, heard):
     conversation, = survives(reader, tmp_path)
     assert conversation.id == "dailydialog:dev:1" and conversation.labels == {"topic": "tourism", "acts": [1, 2]}
     assert "'joy' is none of" in str(heard[0].message) and "needs 'dialogue'" in reader.rejects[0].reason
+
+
+def test_dailydialog_a_dialogue_without_labels_keeps_the_others_in_place(tmp_path, heard):
+    daily(tmp_path, "a __eou__\nb __eou__\nc __eou__\n", act="1\n\n3\n")
+    found = list(read_dailydialog(tmp_path))
+    assert [item.labels for item in found] == [{"acts": [1]}, {}, {"acts": [3]}]
+    assert len(heard) == 1 and "0 labels for 1 turns" in str(heard[0].message)
 
 
 def test_dailydialog_labels_that_are_not_text(tmp_path, heard):

@@ -175,6 +175,12 @@ def test_nobody_there(tmp_path, server):
         get(server, tmp_path / "data.bin", attempts=2)
 
 
+def test_a_name_that_nobody_knows_is_not_asked_for_again(tmp_path, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: pytest.fail("waited"))
+    with pytest.raises(CdrError, match="no such server, or this machine is offline"):
+        fetch_file("https://no-such-server.invalid/a.txt", tmp_path / "a.txt", progress=False)
+
+
 # -- Archives ----------------------------------------------------------------------------------------------------------
 
 

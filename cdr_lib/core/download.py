@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KINDS', 'HUB', 'RAW', 'MOST_UNPACKED', 'NOTE', 'Remote', 'fetch_file', 'unpack', 'download_dir', 'fetch']
 
-# %% ../../nbs/core/12_download.ipynb #4fb4d524
+# %% ../../nbs/core/12_download.ipynb #6a796e9d
 import errno
 import fnmatch
 import hashlib
@@ -13,6 +13,7 @@ import http.client
 import os
 import re
 import shutil
+import socket
 import tarfile
 import time
 import urllib.error
@@ -30,7 +31,7 @@ from tqdm.auto import tqdm
 from .config import CdrError, cache_dir, file_hash, read_json, write_json
 from .records import one_of
 
-# %% ../../nbs/core/12_download.ipynb #61d2ee30
+# %% ../../nbs/core/12_download.ipynb #37bf2390
 KINDS = ("hub", "repository", "archive")
 HUB = "https://huggingface.co"
 RAW = "https://raw.githubusercontent.com"
@@ -62,7 +63,7 @@ class Remote:
         "The address of a file of a repository."
         return f"{RAW}/{self.id}/{self.revision}/{quote(f'{self.root}/{path}'.lstrip('/'))}"
 
-# %% ../../nbs/core/12_download.ipynb #b27170ab
+# %% ../../nbs/core/12_download.ipynb #55e9580a
 _BUSY = (408, 425, 429, 500, 502, 503, 504)
 _BLOCK = 1 << 20
 
@@ -128,6 +129,8 @@ def _patiently(url: str, part: Path, timeout: float, attempts: int, wait: float,
             if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
                 raise CdrError(f"{part}: no space left; what came is kept") from error
             reason, asked = getattr(error, "reason", None) or error, ""
+            if isinstance(reason, socket.gaierror):
+                raise CdrError(f"{url}: no such server, or this machine is offline ({reason.strerror})") from error
         if part.exists() and part.stat().st_size > before:
             fruitless = 0
             continue
@@ -165,7 +168,7 @@ def fetch_file(
     raise CdrError(f"{url}: the file has the SHA-256 {found}, it should have {sha256}: it was changed, or damaged on "
                    "its way, and was thrown away")
 
-# %% ../../nbs/core/12_download.ipynb #e355ec50
+# %% ../../nbs/core/12_download.ipynb #56463df3
 MOST_UNPACKED = 64 << 30  # bytes
 _MEMBERS = (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, RuntimeError)
 
@@ -221,7 +224,7 @@ def _copy(member: BinaryIO, out: BinaryIO, size: int, path: Path, name: str) -> 
             raise CdrError(f"{path}: the member {name!r} is longer than it says")
         out.write(block)
 
-# %% ../../nbs/core/12_download.ipynb #2146dd9a
+# %% ../../nbs/core/12_download.ipynb #23923d98
 NOTE = "download.json"
 
 

@@ -6,7 +6,7 @@
 __all__ = ['DAILY_ACTS', 'DAILY_EMOTIONS', 'read_dialogsum', 'read_dailydialog', 'read_xdailydialog', 'read_opendialkg',
            'read_bot_adversarial', 'read_synthetic_persona_chat']
 
-# %% ../../nbs/core/11_talks.ipynb #515a24e1
+# %% ../../nbs/core/11_talks.ipynb #1225e1fe
 import re
 import warnings
 from collections import Counter
@@ -21,7 +21,7 @@ from .files import SPLIT_WORDS, corpus_files, csv_records, row_of, split_of, tex
 from .io import Reader
 from .records import Record, json_records, kind_of, parse_json
 
-# %% ../../nbs/core/11_talks.ipynb #a116e5b4
+# %% ../../nbs/core/11_talks.ipynb #ce0be38b
 _PERSON = re.compile(r"^#(Person([0-9]+))#: ?", re.MULTILINE)
 _TORN_PERSON = re.compile(r"^#? ?Person ?[0-9]+ ?#? ?:|^#Person", re.MULTILINE)
 
@@ -86,7 +86,7 @@ def read_dialogsum(
 
     return Reader(records(), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #135f655e
+# %% ../../nbs/core/11_talks.ipynb #4bc41628
 DAILY_ACTS = ("inform", "question", "directive", "commissive")  # numbered from 1
 DAILY_EMOTIONS = ("no_emotion", "anger", "disgust", "fear", "happiness", "sadness", "surprise")  # numbered from 0
 _EOU = "__eou__"
@@ -134,7 +134,11 @@ def _daily_text(path: Path, language: str = "") -> Iterator[Record]:
         files = [path.with_name(stem.replace("dialogues_text", f"dialogues_{word}") if "_text" in stem
                                 else stem.replace("dialogues_", f"dialogues_{word}_")) for word in words]
         if file := next((file for file in files if file.is_file() and file != path), None):
-            lines = [line for line in text_lines(file) if line is None or line.strip()]
+            every = text_lines(file)
+            lines = [line for line in every if line is None or line.strip()]
+            if len(lines) != len(spoken) and len(every) == len(texts):
+                # As many lines: a blank one is a dialogue without labels.
+                lines = [every[number - 1] for number in spoken]
             if len(lines) != len(spoken):
                 raise CdrError(f"{file} labels {len(lines)} dialogues, {path.name} has {len(spoken)}: which belong "
                                "together cannot be told")
@@ -238,7 +242,7 @@ def read_xdailydialog(
     records = chain.from_iterable(_daily_text(file, language(file)) for file in files)
     return _daily_reader(records, "xdailydialog", None, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #99af4ba8
+# %% ../../nbs/core/11_talks.ipynb #723b11a9
 def _or_text(text: Any) -> Any:
     "The value of a JSON text, or the text where it is none."
     try:
@@ -302,7 +306,7 @@ def read_opendialkg(
 
     return Reader(chain.from_iterable(map(records, files)), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #1eb9355f
+# %% ../../nbs/core/11_talks.ipynb #590d7b2f
 _PERSONA = "your persona: "
 
 
@@ -390,7 +394,7 @@ def read_bot_adversarial(
 
     return Reader(_bad_dialogues(records(), merge), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #5cf1f126
+# %% ../../nbs/core/11_talks.ipynb #04f34954
 _USER_TAG = re.compile(r"^(?:\*+ ?\*? ?)?User ([12])(?: ?\*\*)?:(?: ?\* ?\*)?[ ]?", re.MULTILINE)
 
 
