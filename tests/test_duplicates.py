@@ -609,3 +609,30 @@ def test_duplicates_show_themselves():
     found = Duplicates(np.array([0, 0, 2]), np.array([np.nan, 0.9, np.nan], np.float32))
     assert "3 rows: 2 kept, 1 fall to 1 of them" in found._repr_html_() and len(found) == 3
     assert _shingles([], FuzzyConfig())[0].dtype == np.uint64
+
+
+def test_long_common_prompts_do_not_make_it_quadratic():
+    rng = np.random.default_rng(0)
+    prompt = " ".join(f"rule{i}" for i in range(110))
+    texts = [f"{prompt} " + " ".join(map(str, rng.integers(0, 5000, 40))) for _ in range(15_000)]
+    texts += [f"{text} bye" for text in texts[:50]]
+    found = fuzzy_duplicates(sketch(texts), np.arange(len(texts)), progress=False)
+    assert found.survivor.tolist() == [*range(15_000), *range(50)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("threshold", [0.3, 0.55, 0.8, 1.0])
+def test_crowded_buckets_miss_no_similar_pair(seed, threshold):
+    texts = corpus(seed, 120)
+    sketches = sketch(texts, FuzzyConfig(threshold, words=2))
+    rows = np.flatnonzero(np.diff(sketches.offsets))
+    greedy = _Greedy(sketches, rows, threshold, 0, large=1)
+    crowded = np.flatnonzero(np.diff(_Greedy(sketches, rows, threshold, 0).buckets.of_text))  # have company in a band
+    early, late, _ = greedy.verify(*greedy.inside(np.arange(len(rows)))[1:])
+    truth = [word_shingles(texts[row], 2) for row in rows]
+    wanted = {
+        (i, j)
+        for i, j in combinations(crowded.tolist(), 2)
+        if np.float32(jaccard(truth[i], truth[j])) >= np.float32(threshold)
+    }
+    assert wanted <= set(zip(early.tolist(), late.tolist()))

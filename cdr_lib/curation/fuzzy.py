@@ -6,7 +6,7 @@
 __all__ = ['SHINGLES', 'FuzzyConfig', 'Sketches', 'sketch', 'fuzzy_duplicates', 'drop_fuzzy', 'fuzzy_pairs', 'score_pairs',
            'score_kept']
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #462652a6
+# %% ../../nbs/curation/03_fuzzy.ipynb #982fb2bb
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ from .exact import normal_text
 from .settle import (Duplicates, Pairs, _first_independent, _leaders, _mask, _order, _rows_of,
                                      conversation_ranks, settle_groups, split_dropped)
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #af8c1956
+# %% ../../nbs/curation/03_fuzzy.ipynb #df7b8d6e
 SHINGLES = ("auto", "word", "char")
 
 
@@ -68,7 +68,7 @@ class FuzzyConfig:
             bands, rows = self.layout
         return 1 - (1 - np.asarray(similarity, dtype=float) ** rows) ** bands
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #6ddfc98b
+# %% ../../nbs/curation/03_fuzzy.ipynb #e3fab9c2
 _GAP, _WORD, _CONTINUOUS, _HIDDEN = range(4)
 _UNSPACED = ((0xe00, 0xfff), (0x1000, 0x109f), (0x1780, 0x17ff), (0x19e0, 0x19ff), (0x1b00, 0x1b7f), (0x3005, 0x3007),
              (0x3040, 0x312f), (0x31a0, 0x31bf), (0x31f0, 0x31ff), (0x3400, 0x4dbf), (0x4e00, 0xa4cf), (0xa980, 0xa9ff),
@@ -116,7 +116,7 @@ def _unspaced(texts: Sequence[str]) -> np.ndarray:  # bool [n]
     counts = [np.diff(np.cumsum(classes == kind)[ends]) for kind in (_WORD, _CONTINUOUS)]
     return (counts[1] > 0) & (counts[1] >= counts[0])
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #469413b1
+# %% ../../nbs/curation/03_fuzzy.ipynb #a3a4538e
 _ODD = 0x9e3779b97f4a7c15  # the golden ratio, in 64 bits
 
 
@@ -177,7 +177,7 @@ def _grams(tokens: np.ndarray, first: np.ndarray, size: int) -> tuple[np.ndarray
     inside = mixed[_rows_of(first, np.arange(len(counts)), counts)]
     return _mixed(inside) >> np.uint64(16), counts
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #0ffc7ee2
+# %% ../../nbs/curation/03_fuzzy.ipynb #f0e73b0b
 def _shingles(texts: Sequence[str], config: FuzzyConfig) -> tuple[np.ndarray, np.ndarray]:  # uint64 flat, int64 [n]
     "Sorted sets of shingles, one after the other, and their sizes."
     ascii_text = np.fromiter(map(str.isascii, texts), bool, len(texts))
@@ -224,7 +224,7 @@ def _sorted_sets(flat: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> tu
         result[_rows_of(begins, rows, sizes[rows])] = values
     return result, sizes
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #7340f9e0
+# %% ../../nbs/curation/03_fuzzy.ipynb #333cc7af
 def _signatures(flat: np.ndarray, counts: np.ndarray, config: FuzzyConfig) -> np.ndarray:  # uint32 [permutations, n]
     "MinHash signatures of texts with at least one shingle each."
     random = np.random.default_rng(config.seed)
@@ -251,7 +251,7 @@ def _band_keys(signatures: np.ndarray, config: FuzzyConfig) -> np.ndarray:  # ui
         _mixed(keys)
     return keys.T
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #4c5f3b85
+# %% ../../nbs/curation/03_fuzzy.ipynb #4ceaaf93
 @dataclass(frozen=True)
 class Sketches:
     "Band keys and sets of shingles of n texts."
@@ -386,7 +386,7 @@ def sketch(
 ) -> Sketches:
     "Shingles and band keys of texts; streaming, the texts are not kept."
     if isinstance(texts, str):
-        raise CdrError("sketch takes several texts, and would read one string as a list of characters: put it in a list")
+        raise CdrError("sketch takes several texts and would read one string as a list of characters: put it in a list")
     done = []
 
     def finish(batch: list[str]) -> None:
@@ -411,7 +411,7 @@ def sketch(
     flat, bands, counts, lengths, whole = map(np.concatenate, zip(*done))
     return Sketches(bands, (flat,), np.concatenate([[0], np.cumsum(counts)]), lengths, whole, config)
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #e8db521d
+# %% ../../nbs/curation/03_fuzzy.ipynb #8585bc7c
 @dataclass(frozen=True)
 class _Buckets:
     "Texts that share a band key with another one, by bucket. Texts are numbered in order of preference."
@@ -421,20 +421,23 @@ class _Buckets:
     buckets: np.ndarray  # int32
 
     @staticmethod
-    def of(keys: np.ndarray) -> "_Buckets":  # uint64 [texts, bands]
-        texts, sizes = [np.empty(0, np.int32)], [np.empty(0, np.int64)]
-        for band in range(keys.shape[1]):
-            column = np.ascontiguousarray(keys[:, band])
-            order = np.argsort(column, kind="stable")
-            column = column[order]
-            begins = np.flatnonzero(np.concatenate([[True], column[1:] != column[:-1]])[:len(column)])
-            size = np.diff(np.append(begins, len(column)))
-            texts.append(order[np.repeat(size > 1, size)].astype(np.int32))
-            sizes.append(size[size > 1])
+    def of(sketches: Sketches, rows: np.ndarray, threshold: float, large: int = 256) -> "_Buckets":
+        "Buckets of the texts `rows`, in this order."
+        texts, sizes, crowded = [np.empty(0, np.int32)], [np.empty(0, np.int64)], np.zeros(len(rows), bool)
+        for band in range(sketches.bands.shape[1]):
+            members, size = _runs(sketches.bands[rows, band])
+            crowd = np.repeat(size > large, size)
+            crowded[members[crowd]] = True
+            texts.append(members[~crowd].astype(np.int32))
+            sizes.append(size[size <= large])
+        if crowded.any():
+            members, size = _prefix_buckets(sketches, rows, np.flatnonzero(crowded), threshold)
+            texts.append(members)
+            sizes.append(size)
         texts, sizes = np.concatenate(texts), np.concatenate(sizes)
         order = np.argsort(texts, kind="stable")
         buckets = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)[order]
-        of_text = np.concatenate([[0], np.cumsum(np.bincount(texts, minlength=len(keys)))])
+        of_text = np.concatenate([[0], np.cumsum(np.bincount(texts, minlength=len(rows)))])
         return _Buckets(np.concatenate([[0], np.cumsum(sizes)]), of_text, buckets)
 
     def entries(self, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # texts int64, buckets int32
@@ -443,15 +446,56 @@ class _Buckets:
         return np.repeat(texts, counts), self.buckets[_rows_of(self.of_text, texts, counts)]
 
 
+def _runs(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # places int64, sizes int64
+    "Places that share a key with another one, key after key and in order, and how many share each."
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    begins = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]])[:len(keys)])
+    sizes = np.diff(np.append(begins, len(keys)))
+    return order[np.repeat(sizes > 1, sizes)], sizes[sizes > 1]
+
+
+def _prefix_buckets(sketches: Sketches, rows: np.ndarray, texts: np.ndarray,
+                    threshold: float) -> tuple[np.ndarray, np.ndarray]:  # texts int32, sizes int64
+    "Buckets of `texts` by their rarest shingles, so many that two similar texts cannot but share one."
+    sizes = np.diff(sketches.offsets)[rows[texts]]
+    work, slots = np.cumsum(sizes), 1 << 24
+    # Counts of hashed shingles: where two share a slot, the order of rarity is another, and as good.
+    counts = np.zeros(slots, np.int32)
+    for some in _slices(work, 1 << 20):
+        np.add.at(counts, sketches.sets(rows[texts[some]])[0] & np.uint64(slots - 1), 1)
+    np.minimum(counts, (1 << 20) - 1, out=counts)
+    owners, keys = [], []
+    for some in _slices(work, 1 << 20):
+        flat, size = sketches.sets(rows[texts[some]])
+        rarity = counts[flat & np.uint64(slots - 1)].astype(np.uint64)
+        key = (rarity << np.uint64(30)) | (flat >> np.uint64(18))
+        for low in range(0, len(size), 1 << 14):  # the number of a text takes the upper 14 bits
+            part = size[low:low + (1 << 14)]
+            begin = size[:low].sum()
+            number = np.repeat(np.arange(len(part), dtype=np.uint64), part)
+            own = key[begin:begin + part.sum()] | (number << np.uint64(50))
+            own.sort()
+            first = part - np.ceil((threshold - 1e-6) * part).astype(np.int64) + 1
+            first = own[_rows_of(np.cumsum(part) - part, np.arange(len(part)), np.minimum(first, part))]
+            # What occurs once is shared with nobody.
+            first = first[(first & np.uint64((1 << 50) - 1)) >= np.uint64(2 << 30)]
+            owners.append(texts[some][low + (first >> np.uint64(50)).astype(np.int64)].astype(np.int32))
+            keys.append(first & np.uint64((1 << 50) - 1))
+    members, sizes = _runs(np.concatenate(keys))
+    return np.concatenate(owners)[members], sizes
+
+
 class _Greedy:
     "Goes through texts in order of preference, then collects the similar pairs of a fallen and a kept text."
 
-    def __init__(self, sketches: Sketches, rows: np.ndarray, threshold: float, fixed: int, budget: int = 1 << 20):
+    def __init__(self, sketches: Sketches, rows: np.ndarray, threshold: float, fixed: int, budget: int = 1 << 20,
+                 large: int = 256):
         self.sketches, self.rows, self.threshold = sketches, rows, threshold
         self.fixed = fixed  # the first texts never fall
         self.budget = budget  # pairs at a time
         self.sizes = np.diff(sketches.offsets)[rows]
-        self.buckets = _Buckets.of(sketches.bands[rows])
+        self.buckets = _Buckets.of(sketches, rows, threshold, large)
         # The kept texts of each bucket, at its beginning, in order.
         self.slots = np.empty(len(self.buckets.buckets), np.int32)
         self.filled = np.zeros(len(self.buckets.starts) - 1, np.int32)
@@ -585,7 +629,7 @@ def _checked(sketches: Sketches, config: FuzzyConfig | None) -> FuzzyConfig:
                        "and would miss pairs below: make new ones")
     return config
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #c8657734
+# %% ../../nbs/curation/03_fuzzy.ipynb #f9c34d8f
 def drop_fuzzy(
     conversations: Sequence[Conversation],
     config: FuzzyConfig = FuzzyConfig(),
@@ -598,7 +642,7 @@ def drop_fuzzy(
     sketches = sketch((render(item.turns, "text") for item in conversations), config)
     return split_dropped(conversations, fuzzy_duplicates(sketches, rank, evaluation=evaluation, progress=progress))
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #508501b0
+# %% ../../nbs/curation/03_fuzzy.ipynb #a7a3ec49
 def fuzzy_pairs(
     sketches: Sketches,
     config: FuzzyConfig | None = None,
