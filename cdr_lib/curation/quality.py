@@ -7,7 +7,7 @@ __all__ = ['LABELS', 'FEATURES', 'BUCKETS', 'QualityModel', 'decide', 'labels_of
            'quality_scenes', 'quality_examples', 'LinearQuality', 'train_quality', 'load_quality', 'TextClassifier',
            'SequenceClassifier']
 
-# %% ../../nbs/curation/08_quality.ipynb #05d413ba
+# %% ../../nbs/curation/08_quality.ipynb #128d6792
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +24,7 @@ from ..core.conversation import Conversation, Turn, is_blank, render
 from ..core.models import load_pretrained, pick_device, pick_dtype
 from .signals import SIGNALS, signals
 
-# %% ../../nbs/curation/08_quality.ipynb #583e343d
+# %% ../../nbs/curation/08_quality.ipynb #92f041ab
 LABELS = ("high", "middle", "low")
 
 
@@ -37,7 +37,7 @@ class QualityModel(Protocol):
         "Probability of each class; rows sum to 1."
         ...
 
-# %% ../../nbs/curation/08_quality.ipynb #cdaee6dd
+# %% ../../nbs/curation/08_quality.ipynb #ed2a968f
 def decide(
     scores: np.ndarray,  # float [n, 3] from a `QualityModel`
     keep: Sequence[str] = ("high",),  # classes to keep
@@ -60,7 +60,7 @@ def labels_of(scores: np.ndarray) -> np.ndarray:  # object [n] of `LABELS`
     worst_first = np.asarray(scores)[:, ::-1]
     return np.array(LABELS[::-1], dtype=object)[worst_first.argmax(axis=1)] if len(worst_first) else np.array([], object)
 
-# %% ../../nbs/curation/08_quality.ipynb #0a95d148
+# %% ../../nbs/curation/08_quality.ipynb #d01c2999
 _LOGGED = ("n_words", "n_turns")
 _USED = tuple(name for name in SIGNALS if name not in ("n_chars", "n_words", "n_turns", "n_blank", "dup_lines", "dup_paragraphs",
                                                        "dup_paragraph_chars", "top_3", "top_4", *(f"dup_{n}" for n in range(6, 11))))
@@ -151,7 +151,7 @@ def word_features(
     norms = np.sqrt(np.asarray(counts.multiply(counts).sum(axis=1)).ravel())
     return sparse.diags(1 / np.maximum(norms, 1)) @ counts
 
-# %% ../../nbs/curation/08_quality.ipynb #173a9e29
+# %% ../../nbs/curation/08_quality.ipynb #cdd18f8d
 def quality_scenes(folder: str | Path | None = None) -> dict[str, dict]:
     "The scenes by domain, and the low ones under `low`."
     folder = Path(folder) if folder else data_dir() / "templates" / "quality"
@@ -236,7 +236,7 @@ def quality_examples(
                 made.append(_talk(f"{domain}-{label}-{number}", texts, label, domain))
     return made
 
-# %% ../../nbs/curation/08_quality.ipynb #e11141a4
+# %% ../../nbs/curation/08_quality.ipynb #3d46e3b0
 _WORD_SCALE = 6.0
 
 
@@ -315,7 +315,47 @@ def load_quality(
     "The offline quality model."
     return LinearQuality.load(path or data_dir() / "models" / "quality" / "model.json")
 
-# %% ../../nbs/curation/08_quality.ipynb #90ebbfa4
+# %% ../../nbs/curation/08_quality.ipynb #8ed88b25
+def _headed(name: str, revision: str | None, config: Any, local: bool) -> Any:
+    "An encoder with one linear layer on its first token, from a file with the parts `model.` and `fc.`."
+    import torch
+    from huggingface_hub import hf_hub_download
+    from safetensors.torch import load_file
+    from transformers import AutoModel
+    from transformers.modeling_outputs import SequenceClassifierOutput
+
+    class Headed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.config, self.model = config, AutoModel.from_config(config)
+            self.fc = torch.nn.Linear(config.hidden_size, config.num_labels)
+
+        def forward(self, input_ids: Any, attention_mask: Any, **_: Any) -> Any:
+            states = self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+            return SequenceClassifierOutput(logits=self.fc(states[:, 0]))
+
+    folder = Path(name).expanduser()
+    path = folder / "model.safetensors" if folder.is_dir() else hf_hub_download(
+        name, "model.safetensors", revision=revision, local_files_only=local)
+    network, weights = Headed(), load_file(path)
+    missing, _ = network.load_state_dict(weights, strict=False)
+    if missing := [key for key in missing if "pooler" not in key and "position_ids" not in key]:
+        raise CdrError(f"its file lacks {len(missing)} weights of a classifier, such as {missing[0]}: it was made for something else")
+    return network
+
+
+def _classifier(name: str, revision: str | None, dtype: Any, local: bool) -> tuple[Any, Any]:  # tokenizer, model
+    from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
+
+    options = {"revision": revision, "trust_remote_code": False, "local_files_only": local}
+    tokenizer, config = AutoTokenizer.from_pretrained(name, **options), AutoConfig.from_pretrained(name, **options)
+    model, info = AutoModelForSequenceClassification.from_pretrained(
+        name, use_safetensors=True, dtype=dtype, output_loading_info=True, **options)
+    if info["missing_keys"] or info["mismatched_keys"]:
+        model = _headed(name, revision, config, local).to(dtype)
+    return tokenizer, model
+
+
 class TextClassifier:
     "A sequence classification model of the hub or of a folder: weights as safetensors, no code of the model's own."
 
@@ -329,19 +369,13 @@ class TextClassifier:
         max_length: int | None = None,  # tokens read of a text; None: the model's own limit
     ):
         import torch
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         if batch_size < 1:
             raise CdrError(f"batch_size={batch_size}: a batch holds at least one text")
         self.name, self.device, self.batch_size = name, pick_device(device), batch_size
-        options = {"revision": revision, "trust_remote_code": False}
-
-        def make(local: bool) -> tuple[Any, Any]:
-            model = AutoModelForSequenceClassification.from_pretrained(
-                name, use_safetensors=True, dtype=getattr(torch, pick_dtype(dtype, self.device)), local_files_only=local, **options)
-            return AutoTokenizer.from_pretrained(name, local_files_only=local, **options), model
-
-        self.tokenizer, model = load_pretrained(make, name, "classifier", revision)
+        precision = getattr(torch, pick_dtype(dtype, self.device))
+        self.tokenizer, model = load_pretrained(lambda local: _classifier(name, revision, precision, local), name,
+                                                "classifier", revision)
         self.model = model.to(self.device).eval()
         self.classes = [str(model.config.id2label[number]) for number in range(model.config.num_labels)]
         if len(self.classes) < 2:
