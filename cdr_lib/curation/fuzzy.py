@@ -6,7 +6,7 @@
 __all__ = ['SHINGLES', 'FuzzyConfig', 'Sketches', 'sketch', 'fuzzy_duplicates', 'drop_fuzzy', 'fuzzy_pairs', 'score_pairs',
            'score_kept']
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #982fb2bb
+# %% ../../nbs/curation/03_fuzzy.ipynb #966a1f49
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ from .exact import normal_text
 from .settle import (Duplicates, Pairs, _first_independent, _leaders, _mask, _order, _rows_of,
                                      conversation_ranks, settle_groups, split_dropped)
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #df7b8d6e
+# %% ../../nbs/curation/03_fuzzy.ipynb #78bac45b
 SHINGLES = ("auto", "word", "char")
 
 
@@ -68,7 +68,7 @@ class FuzzyConfig:
             bands, rows = self.layout
         return 1 - (1 - np.asarray(similarity, dtype=float) ** rows) ** bands
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #e3fab9c2
+# %% ../../nbs/curation/03_fuzzy.ipynb #89e75119
 _GAP, _WORD, _CONTINUOUS, _HIDDEN = range(4)
 _UNSPACED = ((0xe00, 0xfff), (0x1000, 0x109f), (0x1780, 0x17ff), (0x19e0, 0x19ff), (0x1b00, 0x1b7f), (0x3005, 0x3007),
              (0x3040, 0x312f), (0x31a0, 0x31bf), (0x31f0, 0x31ff), (0x3400, 0x4dbf), (0x4e00, 0xa4cf), (0xa980, 0xa9ff),
@@ -116,7 +116,7 @@ def _unspaced(texts: Sequence[str]) -> np.ndarray:  # bool [n]
     counts = [np.diff(np.cumsum(classes == kind)[ends]) for kind in (_WORD, _CONTINUOUS)]
     return (counts[1] > 0) & (counts[1] >= counts[0])
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #a3a4538e
+# %% ../../nbs/curation/03_fuzzy.ipynb #6bdab07a
 _ODD = 0x9e3779b97f4a7c15  # the golden ratio, in 64 bits
 
 
@@ -177,7 +177,7 @@ def _grams(tokens: np.ndarray, first: np.ndarray, size: int) -> tuple[np.ndarray
     inside = mixed[_rows_of(first, np.arange(len(counts)), counts)]
     return _mixed(inside) >> np.uint64(16), counts
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #f0e73b0b
+# %% ../../nbs/curation/03_fuzzy.ipynb #00583684
 def _shingles(texts: Sequence[str], config: FuzzyConfig) -> tuple[np.ndarray, np.ndarray]:  # uint64 flat, int64 [n]
     "Sorted sets of shingles, one after the other, and their sizes."
     ascii_text = np.fromiter(map(str.isascii, texts), bool, len(texts))
@@ -224,7 +224,7 @@ def _sorted_sets(flat: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> tu
         result[_rows_of(begins, rows, sizes[rows])] = values
     return result, sizes
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #333cc7af
+# %% ../../nbs/curation/03_fuzzy.ipynb #9cd77534
 def _signatures(flat: np.ndarray, counts: np.ndarray, config: FuzzyConfig) -> np.ndarray:  # uint32 [permutations, n]
     "MinHash signatures of texts with at least one shingle each."
     random = np.random.default_rng(config.seed)
@@ -251,7 +251,7 @@ def _band_keys(signatures: np.ndarray, config: FuzzyConfig) -> np.ndarray:  # ui
         _mixed(keys)
     return keys.T
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #4ceaaf93
+# %% ../../nbs/curation/03_fuzzy.ipynb #9ea96527
 @dataclass(frozen=True)
 class Sketches:
     "Band keys and sets of shingles of n texts."
@@ -278,15 +278,18 @@ class Sketches:
         "The sets of some texts, one after the other."
         rows = np.asarray(rows, dtype=np.int64)
         sizes = self.offsets[rows + 1] - self.offsets[rows]
-        places = _rows_of(self.offsets, rows, sizes)
         if len(self.parts) == 1:
-            return self.parts[0][places], sizes
-        flat = np.empty(len(places), np.uint64)
+            return self.parts[0][_rows_of(self.offsets, rows, sizes)], sizes
         begins = np.cumsum([0, *map(len, self.parts)])
-        of_part = np.searchsorted(begins, places, side="right") - 1
-        for part in np.unique(of_part):
-            some = of_part == part
-            flat[some] = self.parts[part][places[some] - begins[part]]
+        of_part = np.searchsorted(begins, self.offsets[rows], side="right") - 1
+        flat, targets = np.empty(sizes.sum(), np.uint64), np.cumsum(sizes) - sizes
+        order = np.argsort(of_part, kind="stable")
+        bounds = np.searchsorted(of_part[order], np.arange(len(begins)))
+        for part, low, high in zip(self.parts, bounds, bounds[1:]):
+            if low < high:
+                some = order[low:high]
+                places = _rows_of(self.offsets, rows[some], sizes[some]) - begins[of_part[some[0]]]
+                flat[_rows_of(targets, some, sizes[some])] = part[places]
         return flat, sizes
 
     def jaccard(
@@ -411,7 +414,7 @@ def sketch(
     flat, bands, counts, lengths, whole = map(np.concatenate, zip(*done))
     return Sketches(bands, (flat,), np.concatenate([[0], np.cumsum(counts)]), lengths, whole, config)
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #8585bc7c
+# %% ../../nbs/curation/03_fuzzy.ipynb #079c5fee
 @dataclass(frozen=True)
 class _Buckets:
     "Texts that share a band key with another one, by bucket. Texts are numbered in order of preference."
@@ -629,7 +632,7 @@ def _checked(sketches: Sketches, config: FuzzyConfig | None) -> FuzzyConfig:
                        "and would miss pairs below: make new ones")
     return config
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #f9c34d8f
+# %% ../../nbs/curation/03_fuzzy.ipynb #3fb6d2ee
 def drop_fuzzy(
     conversations: Sequence[Conversation],
     config: FuzzyConfig = FuzzyConfig(),
@@ -642,7 +645,7 @@ def drop_fuzzy(
     sketches = sketch((render(item.turns, "text") for item in conversations), config)
     return split_dropped(conversations, fuzzy_duplicates(sketches, rank, evaluation=evaluation, progress=progress))
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #a7a3ec49
+# %% ../../nbs/curation/03_fuzzy.ipynb #ff3b448e
 def fuzzy_pairs(
     sketches: Sketches,
     config: FuzzyConfig | None = None,

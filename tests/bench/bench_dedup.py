@@ -145,7 +145,7 @@ def environment() -> Path:
     if not mark.is_file() or mark.read_text() != "\n".join(PEERS):
         print("making the environment of the peers ...", flush=True)
         subprocess.run([sys.executable, "-m", "venv", "--clear", folder], check=True)
-        subprocess.run([python, "-m", "pip", "install", "-q", "--disable-pip-version-check", *PEERS], check=True)
+        subprocess.run([python, "-m", "pip", "install", "-qq", "--disable-pip-version-check", *PEERS], check=True)
         mark.write_text("\n".join(PEERS))
     return python
 
