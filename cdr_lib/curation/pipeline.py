@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['measure_shard', 'write_part', 'Curated', 'curate']
 
-# %% ../../nbs/curation/14_pipeline.ipynb #69027a73
+# %% ../../nbs/curation/14_pipeline.ipynb #50788945
 import contextlib
 import hashlib
 import json
@@ -34,7 +34,7 @@ from .plan import Curation
 from .pool import Pool, _key, _name, open_pool, read_input, read_shard
 from .stages import Alive, Decision, Stage, stage_entry
 
-# %% ../../nbs/curation/14_pipeline.ipynb #877c3244
+# %% ../../nbs/curation/14_pipeline.ipynb #c85bfd5b
 def measure_shard(
     stage: Stage,
     shard: str,  # path of a shard of the pool
@@ -58,17 +58,20 @@ def measure_shard(
 
 @dataclass(frozen=True)
 class _Share:
-    "What becomes of one shard: the conversations to write, their new ids, and what stages noted."
+    "What becomes of one shard: the conversations to write, their new ids, and the stages that have a part in it."
 
     shard: str
     rows: np.ndarray  # int64, places in the shard
     ids: Mapping[int, str]  # place -> new id
-    notes: tuple[tuple[Stage, str, np.ndarray], ...]  # stage, its folder, places in the shard that it measured
+    stages: tuple[tuple[Stage, str, np.ndarray], ...]  # stage, its folder, places in the shard that it measured
+
+
+def _changes(stage: Stage) -> bool:
+    return type(stage).change is not Stage.change
 
 
 def write_part(
     shares: Sequence[_Share],
-    changes: Sequence[Stage],  # stages that change what is written
     target: str,  # a Parquet file
 ) -> None:
     "Write what is left of some shards."
@@ -76,23 +79,27 @@ def write_part(
         for share in shares:
             chats = read_shard(share.shard)
             notes: dict[int, dict[str, Any]] = {int(row): {} for row in share.rows}
-            for stage, folder, places in share.notes:
+            changes: list[tuple[Stage, set[int]]] = []
+            for stage, folder, places in share.stages:
                 for place, note in zip(places, stage.annotate(Path(folder)) or ()):
                     if place in notes:
                         notes[int(place)].update(note)
+                if _changes(stage):
+                    changes.append((stage, set(places[stage.changed(Path(folder))].tolist())))
             for row in share.rows:
                 chat = chats[row]
                 if (new := share.ids.get(int(row))) is not None:
                     chat = replace(chat, id=new, meta={**chat.meta, "original_id": chat.id})
-                for stage in changes:
-                    chat = stage.change(chat)
+                for stage, places in changes:
+                    if int(row) in places:
+                        chat = stage.change(chat)
                 if notes[int(row)]:
                     chat = replace(chat, labels={**chat.labels, "curation": notes[int(row)]})
                 yield chat
 
     write_parquet(survivors(), target)
 
-# %% ../../nbs/curation/14_pipeline.ipynb #fe8ad51b
+# %% ../../nbs/curation/14_pipeline.ipynb #381494cb
 class _Crew:
     "Whoever does the tasks."
 
@@ -160,7 +167,7 @@ class _Crew:
 def _call(function: Callable, task: tuple) -> None:
     function(*task)
 
-# %% ../../nbs/curation/14_pipeline.ipynb #02b2b0c8
+# %% ../../nbs/curation/14_pipeline.ipynb #45859214
 def _digest(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
@@ -216,7 +223,7 @@ def _alone(folder: Path) -> Iterator[None]:
             raise CdrError(f"{folder}: another run works in this folder: wait for it, or choose another") from None
         yield
 
-# %% ../../nbs/curation/14_pipeline.ipynb #b994fbb1
+# %% ../../nbs/curation/14_pipeline.ipynb #a837e5da
 @dataclass
 class Curated:
     "What a run of curation left, and the account of it."
@@ -265,7 +272,7 @@ def _frames(out: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     # A source may be called "NA", which is no missing value.
     return tuple(pd.read_csv(out / name, keep_default_na=False) for name in ("stages.csv", "reasons.csv"))
 
-# %% ../../nbs/curation/14_pipeline.ipynb #327d7285
+# %% ../../nbs/curation/14_pipeline.ipynb #49cfde0d
 class _Clock:
     "Seconds by step."
 
@@ -354,12 +361,12 @@ class _Run:
         for path, start, stop in pool.shards:
             some = rows[np.searchsorted(rows, start):np.searchsorted(rows, stop)]
             if len(some):
-                notes = tuple((stage, str(work / f"{start:09d}"), step.rows[np.searchsorted(step.rows, start):
+                parts = tuple((stage, str(work / f"{start:09d}"), step.rows[np.searchsorted(step.rows, start):
                                                                             np.searchsorted(step.rows, stop)] - start)
                               for stage, step, work in zip(self.plan.stages, steps, works)
-                              if type(stage).annotate is not Stage.annotate)
+                              if _changes(stage) or type(stage).annotate is not Stage.annotate)
                 ids = {item - start: pool.ids[item].as_py() for item in pool.renamed if start <= item < stop}
-                shares.append(_Share(path, some - start, ids, notes))
+                shares.append(_Share(path, some - start, ids, parts))
         groups: list[list[_Share]] = []
         size = 0
         for share in shares:
@@ -369,9 +376,8 @@ class _Run:
                 size = 0
             groups[-1].append(share)
             size += len(share.rows)
-        changes = [stage for stage in self.plan.stages if type(stage).change is not Stage.change]
-        tasks = [(group, changes, str(part / f"{number:05d}.parquet")) for number, group in enumerate(groups)]
-        self.crew.do(write_part, [task for task in tasks if not Path(task[2]).is_file()], "write", self.progress)
+        tasks = [(group, str(part / f"{number:05d}.parquet")) for number, group in enumerate(groups)]
+        self.crew.do(write_part, [task for task in tasks if not Path(task[1]).is_file()], "write", self.progress)
         dropped = write_tables(ledger_tables(pool, steps), LEDGER, self.out / "ledger.parquet")
         write_tables(flag_tables(pool, steps), FLAGS, self.out / "flags.parquet")
         table = counts(pool, steps)

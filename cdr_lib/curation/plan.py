@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Caps', 'make_input', 'Curation']
 
-# %% ../../nbs/curation/12_plan.ipynb #b2839d2e
+# %% ../../nbs/curation/12_plan.ipynb #70e5b2de
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -18,7 +18,7 @@ from ..core.config import CdrError, data_dir
 from .pool import Input
 from .stages import Stage, make_stage, stage_entry
 
-# %% ../../nbs/curation/12_plan.ipynb #ef393989
+# %% ../../nbs/curation/12_plan.ipynb #e43fa50f
 @dataclass(frozen=True)
 class Caps:
     "Bounds beyond which a run stops and explains itself."
@@ -36,7 +36,7 @@ class Caps:
         if share is not None and (isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1):
             raise CdrError(f"caps: share_per_source={share!r} must be a number from 0 to 1")
 
-# %% ../../nbs/curation/12_plan.ipynb #8cd6ab7e
+# %% ../../nbs/curation/12_plan.ipynb #571cda6b
 def _only(value: Any, known: Sequence[str], where: str) -> Mapping:
     "A mapping with known keys."
     if not isinstance(value, Mapping):
@@ -55,12 +55,14 @@ def make_input(
         entry = {"path": entry}
     if not isinstance(entry, Input):
         entry = dict(_only(entry, [part.name for part in fields(Input)], "inputs"))
-        if not isinstance(entry.get("path"), (str, Path)) or not str(entry["path"]):
-            raise CdrError("inputs: each needs a path")
+        if (path := entry.get("path")) is not None and (not isinstance(path, (str, Path)) or not str(path)):
+            raise CdrError(f"inputs: path={path!r} must be a path")
         for name, value in entry.items():
             if name != "path" and value is not None and not isinstance(value, str):
                 raise CdrError(f"inputs: {name}={value!r} must be text")
-        entry = Input(**{**entry, "path": str(entry["path"])})
+        entry = Input(**{**entry, "path": None if path is None else str(path)})
+    if entry.path is None:
+        return entry
     path = Path(entry.path).expanduser()
     return dataclasses.replace(entry, path=str(folder / path if folder else path))
 
@@ -114,7 +116,7 @@ class Curation:
 
     def to_dict(self) -> dict:
         "The plan as plain data, all settings written out; of inputs the names alone, not where they lie."
-        return {"inputs": [{**asdict(entry), "path": Path(entry.path).name} for entry in self.inputs],
+        return {"inputs": [{**asdict(entry), "path": entry.path and Path(entry.path).name} for entry in self.inputs],
                 "stages": [stage_entry(stage) for stage in self.stages], "caps": asdict(self.caps), "seed": self.seed,
                 "shard": self.shard}
 

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['SPLITS', 'Input', 'read_shard', 'read_input', 'Pool', 'open_pool']
 
-# %% ../../nbs/curation/10_pool.ipynb #0af2be2b
+# %% ../../nbs/curation/10_pool.ipynb #4f82b969
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,20 +20,22 @@ import pyarrow.parquet as pq
 
 from ..core.config import CdrError, atomic_path, file_hash, read_json, text_hash, write_json
 from ..core.conversation import Conversation, Turn
-from ..core.corpus import FORMATS, open_corpus
+from ..core.corpus import FORMATS, guess_format, open_corpus
 from ..core.io import write_parquet
+from ..core.sources import SOURCES, _folder_of
 from .settle import in_evaluation, preference
 
-# %% ../../nbs/curation/10_pool.ipynb #2d09caa4
+# %% ../../nbs/curation/10_pool.ipynb #2ace62c4
 SPLITS = ("train", "evaluation")
-_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv")
+_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".xlsx", ".xls", ".ods", ".zip")
+_EXPORTS = ("chatgpt", "claude", "telegram", "slack")  # formats of which a folder is one thing
 
 
 @dataclass(frozen=True)
 class Input:
     "Where conversations come from."
 
-    path: str  # a file, or a folder
+    path: str | None  # a file or a folder; None: the corpus that `format` names, where it lies on this machine
     source: str | None = None  # name of the corpus; None: what the conversations say, else the name of the file
     format: str | None = None  # one of `FORMATS`; None: guessed from the file
     split: str | None = None  # "evaluation": never dropped; "train": none of it is; None: what `meta["split"]` says
@@ -42,14 +45,21 @@ class Input:
             raise CdrError(f"input {self.path}: split={self.split!r} must be one of {', '.join(SPLITS)}, or left out")
         if self.format not in (None, *FORMATS):
             raise CdrError(f"input {self.path}: format={self.format!r} is unknown: it must be one of {', '.join(FORMATS)}")
+        if self.path is None and self.format not in SOURCES:
+            raise CdrError("an input needs a path, or the name of a corpus as its format")
 
     def files(self) -> list["Input"]:
         "One input for each file of a folder whose format is not named; else the input itself."
+        if self.path is None:
+            return [replace(self, path=str(_folder_of(SOURCES[self.format])))]
         path = Path(self.path)
         if not path.exists():
             raise CdrError(f"input {self.path}: no such file or folder")
         if self.format or path.is_file() or (path / "corpus.json").is_file() or (path / "corpus.jsonl").is_file():
             return [self]
+        with contextlib.suppress(CdrError):
+            if guess_format(path) in _EXPORTS:
+                return [self]
         found = sorted(file for file in path.iterdir()
                        if file.is_file() and not file.name.startswith(".") and file.name.removesuffix(".gz").endswith(_ENDINGS))
         if not found:
@@ -65,7 +75,7 @@ class Input:
         return text_hash(*(part for file in sorted(path.rglob("*")) if file.is_file()
                            for part in (str(file.relative_to(path)), file_hash(file))))
 
-# %% ../../nbs/curation/10_pool.ipynb #fe300507
+# %% ../../nbs/curation/10_pool.ipynb #840311bb
 def read_shard(
     path: str | Path,  # a shard that the pool wrote
 ) -> list[Conversation]:
@@ -95,7 +105,7 @@ def read_shard(
         found.append(chat)
     return found
 
-# %% ../../nbs/curation/10_pool.ipynb #6970103f
+# %% ../../nbs/curation/10_pool.ipynb #5f6c74f1
 def _key(input: Input, digest: str, rows: int) -> str:
     return text_hash(digest, json.dumps([input.source, input.format, input.split, rows, Path(input.path).name]))
 
@@ -143,7 +153,7 @@ def read_input(
         pq.write_table(pa.table(items, pa.schema([("id", pa.string()), ("source", pa.string()), ("evaluation", pa.bool_()),
                                                   ("chars", pa.int64())])), temporary, compression="zstd")
 
-# %% ../../nbs/curation/10_pool.ipynb #264a2c71
+# %% ../../nbs/curation/10_pool.ipynb #7fecdffb
 @dataclass(frozen=True)
 class Pool:
     "The conversations that curation decides about: shards on disk, one array entry for each item."
