@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['evaluate', 'search_corpus', 'report', 'parser', 'main']
 
-# %% ../nbs/cli.ipynb #872b604f
+# %% ../nbs/cli.ipynb #d2ff3e21
 import argparse
 import os
 import signal
 import sys
 import textwrap
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from .core.config import CdrError, json_dumps, nan_to_null, write_json, write_te
 from .core.conversation import is_blank, printable
 from .retrieval.segment import GRANULARITIES
 
-# %% ../nbs/cli.ipynb #a4f3bf18
+# %% ../nbs/cli.ipynb #9630f24d
 def evaluate(args: argparse.Namespace) -> int:
     "Run `cdr evaluate`."
     from cdr_lib.core.collection import TASK_AREAS
@@ -69,7 +70,7 @@ def _baseline(text: str | None) -> str | tuple[str, str] | None:
     name, _, granularity = (text or "").rpartition(":")
     return (name, granularity) if granularity in GRANULARITIES and name else text
 
-# %% ../nbs/cli.ipynb #9e07976c
+# %% ../nbs/cli.ipynb #23fda536
 def search_corpus(args: argparse.Namespace) -> int:
     "Run `cdr search`."
     from cdr_lib.core.corpus import open_corpus
@@ -122,7 +123,7 @@ def _shown_hit(hit: dict, conversation, colour: bool, context: int) -> str:
         lines.append(f"     ... {len(conversation) - last} later")
     return "\n".join(lines) + "\n"
 
-# %% ../nbs/cli.ipynb #01f5bc64
+# %% ../nbs/cli.ipynb #896094d0
 def report(args: argparse.Namespace) -> int:
     "Run `cdr report`."
     from cdr_lib.reporting.index import write_index
@@ -147,7 +148,7 @@ def report(args: argparse.Namespace) -> int:
     print(portable(index))
     return exit_code(summary)
 
-# %% ../nbs/cli.ipynb #d95d2e6b
+# %% ../nbs/cli.ipynb #e16f3ea6
 def parser() -> argparse.ArgumentParser:
     "The argument parser of `cdr` with all commands."
     form = argparse.ArgumentDefaultsHelpFormatter
@@ -235,12 +236,14 @@ def _positive(text: str) -> int:
 def _natural(text: str) -> int:
     return 0 if text == "0" else _positive(text)
 
-# %% ../nbs/cli.ipynb #ed97a381
+# %% ../nbs/cli.ipynb #d7578d8b
 def main(
     argv: Sequence[str] | None = None,  # default: the process's arguments
 ) -> int:  # exit code: 0 success, 1 error or failed report, 2 wrong call, 130 interrupted
     "Entry point of the `cdr` command."
     args = parser().parse_args(argv)
+    # A warning is for the person who reads the terminal, not for the one who reads the code.
+    warnings.formatwarning = lambda message, *_: f"warning: {printable(str(message))}\n"
     try:
         return args.run(args)
     except CdrError as error:
