@@ -9,6 +9,7 @@ import pytest
 
 from cdr_lib.core.config import CdrError, data_dir
 from cdr_lib.core.conversation import Conversation, Turn
+from cdr_lib.curation.domains import domain_descriptions, domain_shares, label_domains
 from cdr_lib.curation.quality import (LABELS, LinearQuality, SequenceClassifier, TextClassifier, decide, labels_of, load_quality,
                                       quality_examples, quality_features, quality_scenes, train_quality, word_features)
 
@@ -170,3 +171,56 @@ def test_missing_or_unsafe_files_are_one_clear_error(tmp_path):
     with pytest.raises(CdrError, match="no such folder"):
         TextClassifier(str(tmp_path / "none"), device="cpu")
     shutil.rmtree(tmp_path / "a")
+
+
+def test_domains_of_the_figure():
+    described = domain_descriptions()
+    assert len(described) == 26 and {"People_and_Society", "Business_and_Industrial"} <= set(described)
+    texts = {"Food_and_Drink": "How do I bake bread without yeast?", "Finance": "Please transfer money to my savings account.",
+             "Pets_and_Animals": "My cat is ill. Which vet looks after kittens?", "Law_and_Government": "Do I need a lawyer in court?"}
+    labels, scores = label_domains([talk(text) for text in texts.values()] + [talk(" "), talk("")], progress=False)
+    assert labels.tolist() == [*texts, "", ""] and (scores[:4] > 0.2).all() and (scores[4:] == 0).all()
+
+
+def test_domains_by_descriptions_of_ones_own(tmp_path):
+    (tmp_path / "d.yaml").write_text("plants: [a plant needs water]\ncars: [a car needs fuel]\n")
+    own = domain_descriptions(tmp_path / "d.yaml")
+    assert label_domains([talk("My roses are dry."), talk("The engine is loud.")], descriptions=own,
+                         progress=False)[0].tolist() == ["plants", "cars"]
+    (tmp_path / "d.yaml").write_text("plants: water")
+    with pytest.raises(CdrError, match="at least two"):
+        domain_descriptions(tmp_path / "d.yaml")
+    with pytest.raises(CdrError, match="no such file"):
+        domain_descriptions(tmp_path / "none.yaml")
+
+
+def test_domains_by_a_classifier(tmp_path):
+    classifier_folder(tmp_path, ["News", "Sports"])
+    labels, scores = label_domains([talk("good"), talk(""), talk("bad")], model=str(tmp_path), device="cpu")
+    expected = TextClassifier(str(tmp_path), device="cpu").probabilities(["good", "bad"])
+    assert labels.tolist() == [["News", "Sports"][row.argmax()] for row in expected[:1]] + [""] + [
+        ["News", "Sports"][row.argmax()] for row in expected[1:]]
+    assert np.allclose(scores[[0, 2]], expected.max(axis=1), atol=1e-6)
+
+
+def test_domain_shares():
+    table = domain_shares(["a", "", "b", "b"], ["s", "s", "s", "t"])
+    assert table.index.tolist() == ["b", "a", "(none)"] and table["share"].tolist() == [0.5, 0.25, 0.25]
+    assert table["s"].tolist() == [1, 1, 1] and table["t"].tolist() == [1, 0, 0]
+    with pytest.raises(CdrError, match="2 sources for 1"):
+        domain_shares(["a"], ["s", "t"])
+
+
+@pytest.mark.real
+def test_domains_of_real_services():
+    from cdr_lib.core.config import corpora_dir
+    from cdr_lib.core.sources import load_source
+
+    if not corpora_dir() or not (corpora_dir() / "sgd").is_dir():
+        pytest.skip("needs CDR_DATA with sgd")
+    services = {"Restaurants": "Food_and_Drink", "Buses": "Travel_and_Transportation", "Flights": "Travel_and_Transportation",
+                "Movies": "Arts_and_Entertainment", "Music": "Arts_and_Entertainment", "Homes": "Real_Estate"}
+    found = [(c, services.get(c.labels["services"][0].split("_")[0])) for c in load_source("sgd") if len(c.labels["services"]) == 1]
+    found = [(c, domain) for c, domain in found if domain][:60]
+    labels, _ = label_domains([c for c, _ in found], progress=False)
+    assert (labels == [domain for _, domain in found]).mean() >= 0.9
