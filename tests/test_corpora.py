@@ -10,7 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cdr_lib.core import files
@@ -612,6 +612,74 @@ def test_synthetic_persona_chat(tmp_path):
     assert pairs(first) == [["user", "Hi!"], ["assistant", "Hello!\n\n(The next day)"], ["user", "User 2: x"]]
     assert first.meta["personas"] == [["I ski.", "I bake."], ["I run."]] and first.meta["split"] == "dev"
     assert pairs(second) == [["assistant", "Hi"]] and len(reader.rejects) == 2
+
+
+# -- Any reader --------------------------------------------------------------------------------------------------------
+
+SGD_LIKE = woz22("PMUL1.json", ("USER", "A hotel"), ("SYSTEM", "Where?"))
+SOUND = {
+    "lmsys": (read_lmsys, "a.jsonl", LMSYS),
+    "wildchat": (read_wildchat, "a.jsonl", {"conversation_hash": "a", "model": "m", "language": "English", "conversation": [
+        {"role": "user", "content": "Hi", "turn_identifier": 3, "language": "English"}], "openai_moderation": [moderation()]}),
+    "smoltalk": (read_smoltalk, "a.jsonl", {"messages": [{"role": "user", "content": "Hi"}], "source": "x"}),
+    "mobileconvrec": (read_mobileconvrec, "a.jsonl", {"user_id": "u", "recommended_app": {"app_name": "A"}, "turns": [
+        {"turn": 1, "COMPUTER": "Hi", "HUMAN": "Ho", "user_accept_recommendation": True}]}),
+    "tau-bench": (read_tau_bench, "a.jsonl", {"task_id": 1, "trial": 0, "traj": [{"role": "user", "content": "Hi"}]}),
+    "multiwoz": (read_multiwoz, "a.jsonl", SGD_LIKE),
+    "multiwoz21": (read_multiwoz, "data.json", {"A.json": woz21("a", "b", "c", "d")}),
+    "abcd": (read_abcd, "a.jsonl", {"convo_id": 7, "scenario": {"flow": "f", "subflow": "s"}, "original": [["agent", "Hi"]],
+                                    "delexed": [{"targets": ["s"]}]}),
+    "abcd whole": (read_abcd, "a.json", {"train": [{"convo_id": 7, "original": [["agent", "Hi"]]}]}),
+    "dstc11": (read_dstc11, "a.jsonl", [{"speaker": "U", "text": "a"}]),
+    "dialogstudio": (read_dialogstudio, "a.json", {"B--val--1": {"original dialog id": "9", "original dialog info": {}, "log": [
+        {"user utterance": "a", "system response": "b", "original user side information": {"x": 1}}]}}),
+    "opendialkg": (read_opendialkg, "a.jsonl", {"Messages": [chat("user", "Hi"), walk(("a", "b", "c")), chat("assistant", "x")],
+                                                "User Rating": "5"}),
+    "dailydialog": (read_dailydialog, "a.jsonl", {"fold": "train", "topic": "x", "dialogue": [
+        {"text": "Hi", "act": "inform", "emotion": "anger"}]}),
+}
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=6)
+
+
+def places(value, path=()):
+    """Every place in a JSON value."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from places(item, (*path, key))
+
+
+def changed(value, path, new):
+    """The value with something else at one place."""
+    if not path:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = changed(value[path[0]], path[1:], new)
+    return copy
+
+
+@pytest.mark.parametrize("name", SOUND)
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_whatever_stands_in_one_place_is_read_or_rejected(tmp_path, name, data):
+    read, file, sound = SOUND[name]
+    place = data.draw(st.sampled_from(list(places(sound))))
+    broken = changed(sound, place, data.draw(JSON))
+    path = tmp_path / file
+    path.write_text(json.dumps(broken) + "\n", encoding="utf-8", errors="surrogatepass")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            reader = read(path, on_error="collect")
+            found = list(reader)
+        except CdrError:
+            return
+    counts = reader.counts
+    assert counts["records"] == counts["conversations"] + counts["rejected"] + counts["repeats"]
+    write_parquet(found, tmp_path / "stored.parquet")
+    assert list(read_parquet(tmp_path / "stored.parquet")) == found
 
 
 # -- Real files --------------------------------------------------------------------------------------------------------

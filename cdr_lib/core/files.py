@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SPLIT_WORDS', 'split_of', 'corpus_files', 'plain_json', 'parquet_records', 'corpus_records', 'json_entries',
-           'csv_records', 'text_lines', 'row_of', 'place_of']
+           'csv_records', 'text_lines', 'row_of', 'object_of', 'list_of', 'place_of']
 
-# %% ../../nbs/core/08_files.ipynb #4661e964
+# %% ../../nbs/core/08_files.ipynb #f3797d08
 import datetime
 import io
 import json
@@ -26,7 +26,7 @@ from .conversation import BadRecord
 from .formats import csv_rows
 from .records import SURROGATES, Record, existing_file, json_records, kind_of, one_of, open_bytes, parse_json
 
-# %% ../../nbs/core/08_files.ipynb #6ea6acd6
+# %% ../../nbs/core/08_files.ipynb #163bb0fc
 SPLIT_WORDS = {
     word: split
     for split, words in {"train": "train training", "dev": "dev val valid validation", "test": "test testing"}.items()
@@ -65,7 +65,7 @@ def corpus_files(
                        f"train or data; there is {there}")
     return list(dict.fromkeys(found))
 
-# %% ../../nbs/core/08_files.ipynb #a935c093
+# %% ../../nbs/core/08_files.ipynb #389b8abe
 def plain_json(value: Any) -> Any:  # what JSON can hold: dates as text, no NaN, no fields that are null
     "A value from Parquet as plain JSON."
     if isinstance(value, Mapping):
@@ -136,7 +136,7 @@ def corpus_records(
     return chain.from_iterable(parquet_records(file, needs, without) if file.suffix == ".parquet"
                                else json_records(file, surrogates) for file in files)
 
-# %% ../../nbs/core/08_files.ipynb #c9afbdad
+# %% ../../nbs/core/08_files.ipynb #a60253f8
 _GAP = re.compile(r"[ \t\r\n,]*")
 _SPACE = re.compile(r"[ \t\r\n]*")
 _COLON = re.compile(r"[ \t\r\n]*:[ \t\r\n]*")
@@ -203,7 +203,7 @@ def json_entries(
                 yield record(None, here, f"{key!r}: {error.reason}")
             here = end
 
-# %% ../../nbs/core/08_files.ipynb #bf98bd6f
+# %% ../../nbs/core/08_files.ipynb #cce5094e
 def csv_records(
     files: Iterable[Path],
     columns: Sequence[str],  # that each must have
@@ -241,6 +241,26 @@ def row_of(record: Record, *names: str) -> Mapping:
         if name not in record.value:
             raise BadRecord(f"the record has no {name!r}, only {', '.join(map(repr, list(record.value)[:8]))}")
     return record.value
+
+
+def object_of(
+    value: Any,
+    what: str,  # what it is, for the message
+) -> Mapping:  # empty for null
+    "An annotation that must be an object where there is one."
+    if value is not None and not isinstance(value, Mapping):
+        raise BadRecord(f"{what} is {kind_of(value)}, not an object")
+    return value or {}
+
+
+def list_of(
+    value: Any,
+    what: str,  # what it is, for the message
+) -> list:  # empty for null
+    "What must be a list where there is one."
+    if value is not None and not isinstance(value, list):
+        raise BadRecord(f"{what} is {kind_of(value)}, not a list")
+    return value or []
 
 
 def place_of(record: Record, root: str | Path) -> str:

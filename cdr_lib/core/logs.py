@@ -6,29 +6,31 @@
 __all__ = ['read_lmsys', 'read_wildchat', 'read_smoltalk', 'read_bitext', 'read_mobileconvrec', 'read_mtbench101',
            'read_tau_bench']
 
-# %% ../../nbs/core/09_logs.ipynb #e93080d6
+# %% ../../nbs/core/09_logs.ipynb #78ce71f2
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from .conversation import BadRecord, Conversation, Turn
-from .files import corpus_files, corpus_records, csv_records, place_of, plain_json, row_of, split_of
+from cdr_lib.core.files import (
+    corpus_files, corpus_records, csv_records, list_of, object_of, place_of, plain_json, row_of, split_of,
+)
 from .formats import record_id, turn_from_message, turns_of
 from .io import Reader
 from .records import Record, kind_of
 
-# %% ../../nbs/core/09_logs.ipynb #f10bce57
+# %% ../../nbs/core/09_logs.ipynb #e45f2472
 def _moderated(
     turns: tuple[Turn, ...], entries: Any, scores: bool, counts: Counter
 ) -> tuple[tuple[Turn, ...], bool | None]:
     "Turns with what moderation raised, and whether it raised anything; None where there was no moderation."
-    if not isinstance(entries, list) or not entries:
+    if not list_of(entries, "openai_moderation"):
         return turns, None
     found = []
     for entry in entries:
-        entry = entry if isinstance(entry, Mapping) else {}
-        raised = [name for name, on in (entry.get("categories") or {}).items() if on]
+        entry = object_of(entry, "an entry of openai_moderation")
+        raised = [name for name, on in object_of(entry.get("categories"), "categories").items() if on]
         note: dict[str, Any] = {"flagged": raised} if raised or entry.get("flagged") else {}
         if scores and (values := plain_json(entry.get("category_scores"))):
             note["scores"] = values
@@ -64,7 +66,7 @@ def read_lmsys(
     needs, without = ("conversation_id", "conversation"), () if scores else ("category_scores",)
     return Reader(corpus_records(files, surrogates, needs, without), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/09_logs.ipynb #d040fce8
+# %% ../../nbs/core/09_logs.ipynb #c2967515
 _WILDCHAT_TURN = ("country", "hashed_ip", "header", "language", "redacted", "state", "toxic")
 
 
@@ -106,7 +108,7 @@ def read_wildchat(
     without = () if scores else ("category_scores", "detoxify_moderation")
     return Reader(corpus_records(files, surrogates, ("conversation",), without), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/09_logs.ipynb #36c5525a
+# %% ../../nbs/core/09_logs.ipynb #0986a696
 def read_smoltalk(
     path: str | Path,  # a Parquet (or JSON Lines) file, or the folder with data/all/*.parquet
     on_error: str = "raise",  # as in `read_messages_jsonl`
@@ -126,7 +128,7 @@ def read_smoltalk(
 
     return Reader(corpus_records(files, surrogates, ("messages",)), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/09_logs.ipynb #ff2feaf8
+# %% ../../nbs/core/09_logs.ipynb #00656c43
 def read_bitext(
     path: str | Path,  # the CSV file, or its folder
     on_error: str = "raise",  # as in `read_messages_jsonl`
@@ -146,7 +148,7 @@ def read_bitext(
 
     return Reader(csv_records(files, columns, "a Bitext corpus"), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/09_logs.ipynb #a5d64a90
+# %% ../../nbs/core/09_logs.ipynb #16834f00
 def read_mobileconvrec(
     path: str | Path,  # MobileConvRec_training.jsonl ..., or the folder with mobile_conv_rec/
     on_error: str = "raise",  # as in `read_messages_jsonl`
@@ -183,7 +185,7 @@ def read_mobileconvrec(
 
     return Reader(corpus_records(files, surrogates), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/09_logs.ipynb #2e87cf76
+# %% ../../nbs/core/09_logs.ipynb #bff20362
 def _mtbench_turns(rounds: Any) -> Iterator[Turn]:
     if not isinstance(rounds, list):
         raise BadRecord(f"history is {kind_of(rounds)}, not a list")
@@ -218,7 +220,7 @@ def read_mtbench101(
 
     return Reader(corpus_records(files, surrogates), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/09_logs.ipynb #407ad575
+# %% ../../nbs/core/09_logs.ipynb #46c3c834
 def read_tau_bench(
     path: str | Path,  # a file of trajectories such as gpt-4o-airline.json, or the folder with them
     on_error: str = "raise",  # as in `read_messages_jsonl`

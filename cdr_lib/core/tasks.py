@@ -6,7 +6,7 @@
 __all__ = ['frame_acts', 'frame_states', 'frame_spans', 'read_sgd', 'read_multiwoz', 'read_abcd', 'read_dstc11',
            'read_dialogstudio']
 
-# %% ../../nbs/core/10_tasks.ipynb #4b90b992
+# %% ../../nbs/core/10_tasks.ipynb #82509bf7
 import json
 import warnings
 from collections import Counter
@@ -18,12 +18,12 @@ from typing import Any
 
 from .config import CdrError, read_json
 from .conversation import BadRecord, Conversation, Turn
-from .files import SPLIT_WORDS, corpus_files, corpus_records, json_entries, row_of, split_of
+from .files import SPLIT_WORDS, corpus_files, corpus_records, json_entries, list_of, object_of, row_of, split_of
 from .formats import record_id, turns_of
 from .io import Reader
 from .records import Record, existing_file, json_records, kind_of, open_bytes
 
-# %% ../../nbs/core/10_tasks.ipynb #5021164a
+# %% ../../nbs/core/10_tasks.ipynb #b2f65cec
 def _frames_of(value: Any, text: str, odd: Counter | None) -> list[dict]:
     if not isinstance(value, list):
         raise BadRecord(f"frames is {kind_of(value)}, not a list")
@@ -116,7 +116,7 @@ def read_sgd(
 
     return Reader(chain.from_iterable(json_records(file, surrogates) for file in files), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/10_tasks.ipynb #25e76e76
+# %% ../../nbs/core/10_tasks.ipynb #6696a29c
 _ACT_FILES = ("dialog_acts.json", "dialogue_acts.json", "system_acts.json", "acts.json")
 _UNSET = ("", "not mentioned")
 
@@ -152,17 +152,18 @@ def _multiwoz_log(entries: Any, acts: Mapping[str, Any], counts: Counter) -> tup
         role = "assistant" if number % 2 else "user"
         if not isinstance(entry, Mapping) or not isinstance(entry.get("text"), str):
             raise BadRecord(f"log[{number}] has no text")
-        domains = entry.get("metadata") or {}
+        domains = object_of(entry.get("metadata"), "metadata")
         if domains and role == "user":
             raise BadRecord(f"log[{number}] holds a state, which only the assistant's turns do: a turn is missing")
         meta = {name: value for name, value in entry.items() if name not in ("text", "metadata")}
         state, booked = {}, {}
         for domain, value in domains.items():
-            book = dict(value.get("book") or {})
+            value = object_of(value, f"the state of {domain}")
+            book = dict(object_of(value.get("book"), "book"))
             if done := book.pop("booked", None):
                 booked[domain] = done
-            slots = {**(value.get("semi") or {}), **{f"book {slot}": item for slot, item in book.items()}}
-            if slots := {slot: item for slot, item in slots.items() if item not in _UNSET}:
+            slots = {**object_of(value.get("semi"), "semi"), **{f"book {slot}": item for slot, item in book.items()}}
+            if slots := {slot: item for slot, item in slots.items() if not isinstance(item, str) or item not in _UNSET}:
                 state[domain] = slots
         meta |= {"state": state} if state else {}
         meta |= {"booked": booked} if booked else {}
@@ -245,7 +246,7 @@ def _read_multiwoz21(path: Path, on_error: str, on_duplicate: str, surrogates: s
 
     return Reader(records(), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/10_tasks.ipynb #dd886dd4
+# %% ../../nbs/core/10_tasks.ipynb #df614689
 def read_abcd(
     path: str | Path,  # abcd_v1.1.json(.gz), abcd_sample.json, or the folder with one of them
     on_error: str = "raise",  # as in `read_messages_jsonl`
@@ -274,21 +275,21 @@ def read_abcd(
         said = row["original"]
         if not isinstance(said, list) or not all(isinstance(turn, list) and len(turn) == 2 for turn in said):
             raise BadRecord("original is not a list of speaker and text")
-        notes = row.get("delexed") or []
+        notes = [object_of(note, "an entry of delexed") for note in list_of(row.get("delexed"), "delexed")]
         notes = notes if len(notes) == len(said) else [{}] * len(said)
         turns = []
         for (speaker, text), note in zip(said, notes):
-            if speaker not in roles or not isinstance(text, str):
+            if not isinstance(speaker, str) or speaker not in roles or not isinstance(text, str):
                 raise BadRecord(f"the speaker {speaker!r} is none of {', '.join(roles)}, or says no text")
             turns.append(Turn(roles[speaker], text, None, {"targets": note["targets"]} if note.get("targets") else {}))
-        scenario = row.get("scenario") or {}
+        scenario = object_of(row.get("scenario"), "scenario")
         meta = {"scenario": scenario} | ({"split": split} if split else {})
         labels = {name: scenario[name] for name in ("flow", "subflow") if name in scenario}
         return Conversation(f"abcd:{record_id(row['convo_id'], record, counts)}", tuple(turns), "abcd", meta, labels)
 
     return Reader(records(), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/10_tasks.ipynb #20a9dc1d
+# %% ../../nbs/core/10_tasks.ipynb #a4bcd1a3
 def read_dstc11(
     path: str | Path,  # logs.json beside its labels.json, or the folder with train/, val/ and test/
     on_error: str = "raise",  # as in `read_messages_jsonl`
@@ -314,7 +315,8 @@ def read_dstc11(
 
     def parse(record: Record, counts: Counter) -> Conversation:
         def turn(entry: Any) -> Turn:
-            fits = isinstance(entry, Mapping) and entry.get("speaker") in speakers
+            # A tuple, not the mapping: a speaker may be anything, even what has no hash.
+            fits = isinstance(entry, Mapping) and entry.get("speaker") in tuple(speakers)
             if not fits or not isinstance(entry.get("text"), str):
                 raise BadRecord("an entry needs the speaker U or S and a text")
             return Turn(speakers[entry["speaker"]], entry["text"])
@@ -327,7 +329,7 @@ def read_dstc11(
 
     return Reader(records(), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/10_tasks.ipynb #5057952a
+# %% ../../nbs/core/10_tasks.ipynb #7cc2d3ea
 _STUDIO_DERIVED = ("turn id", "user utterance", "system response", "dialog history", "prompt", "external knowledge",
                    "external knowledge non-flat", "original user side information", "original system side information")
 
