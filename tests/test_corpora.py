@@ -682,6 +682,44 @@ def test_whatever_stands_in_one_place_is_read_or_rejected(tmp_path, name, data):
     assert list(read_parquet(tmp_path / "stored.parquet")) == found
 
 
+SOUND_TEXTS = {
+    "dailydialog": (read_dailydialog, "dialogues_train.txt", "Hi . __eou__ Hello . __eou__\nBye . __eou__\n"),
+    "xdailydialog": (read_xdailydialog, "en_test_human.txt", "So ? __eou__ Fine . __eou__\t1\t2 1\t0 4\nA . __eou__\t1\t1\t0\n"),
+    "bot-adversarial": (read_bot_adversarial, "test.txt", bad("Hi", speaker="human") + bad(r"Hi\nGo away", "__notok__")),
+    "bitext": (read_bitext, "Bitext.csv", 'flags,instruction,category,intent,response\nB,"a ""b""",C,d,"e\nf"\nB,a,C,d,e\n'),
+    "synthetic-persona-chat": (
+        read_synthetic_persona_chat, "Synthetic-Persona-Chat_test.csv",
+        'user 1 personas,user 2 personas,Best Generated Conversation\na,b,"User 1: Hi\nUser 2: Ho"\n'),
+    "multiwoz21": (read_multiwoz, "data.json", json.dumps({"A.json": woz21("a", "b"), "B.json": woz21("c", "d")})),
+    "dialogstudio": (read_dialogstudio, "converted_examples.json", json.dumps({"B--val--1": {"log": [
+        {"user utterance": "a", "system response": "b"}]}})),
+}
+
+
+@pytest.mark.parametrize("name", SOUND_TEXTS)
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_damaged_bytes_are_read_or_rejected(tmp_path, name, data):
+    read, file, sound = SOUND_TEXTS[name]
+    whole = sound.encode()
+    start = data.draw(st.integers(0, len(whole)))
+    stop = data.draw(st.integers(start, min(len(whole), start + 40)))
+    path = tmp_path / file
+    path.write_bytes(whole[:start] + data.draw(st.binary(max_size=6)) + whole[stop:])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            reader = read(path, on_error="collect")
+            found = list(reader)
+        except CdrError:
+            return
+    write_parquet(found, tmp_path / "stored.parquet")
+    assert list(read_parquet(tmp_path / "stored.parquet")) == found
+    # A line of the adversarial form may join the one before.
+    lost = reader.counts["records"] - reader.counts["conversations"] - reader.counts["rejected"] - reader.counts["repeats"]
+    assert lost == 0
+
+
 # -- Real files --------------------------------------------------------------------------------------------------------
 
 REAL = os.environ.get("CDR_DATA")
