@@ -174,3 +174,16 @@ def test_language_of_real_turns():
         codes, _ = detect(turns)
         named = codes != "und"
         assert (codes[named] == code).mean() > 0.98 and named.mean() > 0.85
+
+
+def test_what_a_tool_returned_is_not_looked_at():
+    plain = talk("Where is my parcel?", "At the post office.")
+    called = Conversation("t", (plain.turns[0], Turn("tool", "{}, " * 500), plain.turns[1]))
+    one_, other = signals([plain]), signals([called])
+    assert other.pop("n_turns")[0] == 3 and one_.pop("n_turns")[0] == 2
+    assert all(np.array_equal(one_[name], other[name]) for name in one_)
+
+
+def test_short_talk_is_kept_and_signs_are_not():
+    found = signals([talk("ok?", "yes!"), talk("hi", "hi!"), talk("Order 4711-0815", "ok"), talk("~~ <> 345.10 || :: 12"), talk("!!!", "???")])
+    assert judge(found).tolist() == ["", "", "", "few letters", "punctuation"]

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['UNDETERMINED', 'scripts', 'detect', 'detect_conversations', 'language_shares']
 
-# %% ../../nbs/curation/06_language.ipynb #6bd8ae39
+# %% ../../nbs/curation/06_language.ipynb #367e6b8e
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from ..core.config import CdrError
 from ..core.conversation import Conversation
 from .signals import link_spans
 
-# %% ../../nbs/curation/06_language.ipynb #906c1067
+# %% ../../nbs/curation/06_language.ipynb #248e15e9
 _NAMED = {"CJK": "Han", "IDEOGRAPHIC": "Han", "KANGXI": "Han", "HANGUL": "Hangul", "HALFWIDTH": "", "FULLWIDTH": "",
           "MODIFIER": "Common", "MATHEMATICAL": "Common", "DOUBLE": "Common", "FEMININE": "Latin", "MASCULINE": "Latin",
           "MICRO": "Greek", "KELVIN": "Latin", "ANGSTROM": "Latin", "OHM": "Greek"}
@@ -45,7 +45,7 @@ def scripts(
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return {name: count / total for name, count in ranked}
 
-# %% ../../nbs/curation/06_language.ipynb #e39da644
+# %% ../../nbs/curation/06_language.ipynb #420db021
 UNDETERMINED = "und"
 _ONE_LANGUAGE = {"Hangul": "ko", "Hiragana": "ja", "Katakana": "ja", "Han": "zh", "Thai": "th", "Greek": "el",
                  "Armenian": "hy", "Georgian": "ka", "Khmer": "km", "Lao": "lo", "Tamil": "ta",
@@ -77,7 +77,8 @@ def _detect(text: str, least_letters: int, limit: int) -> tuple[str, float]:
             return _ONE_LANGUAGE[main], share
     if sum(map(str.isalpha, text)) < least_letters:
         return UNDETERMINED, 0.0
-    return _identifier().classify(text)
+    code, probability = _identifier().classify(text)
+    return (UNDETERMINED, 0.0) if code == "zxx" else (code, probability)  # zxx: no language at all
 
 
 def detect(
@@ -92,7 +93,7 @@ def detect(
     return (np.array([code for code, _ in found], dtype=object),
             np.array([probability for _, probability in found], dtype=np.float32))
 
-# %% ../../nbs/curation/06_language.ipynb #8e6b8011
+# %% ../../nbs/curation/06_language.ipynb #ae917111
 def _sample(conversation: Conversation, limit: int) -> str:
     "The heads of the turns, of equal length, within `limit`."
     texts = [turn.text for turn in conversation.turns if turn.role != "system"] or [turn.text for turn in conversation.turns]

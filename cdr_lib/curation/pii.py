@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KINDS', 'NameFinder', 'Item', 'Match', 'TransformerNames', 'find_pii', 'redact', 'pii_counts', 'pii_report']
 
-# %% ../../nbs/curation/07_pii.ipynb #e9d58171
+# %% ../../nbs/curation/07_pii.ipynb #0a17ab13
 import hashlib
 import hmac
 import ipaddress
@@ -20,7 +20,7 @@ import pandas as pd
 from ..core.config import CdrError
 from ..core.conversation import Conversation
 
-# %% ../../nbs/curation/07_pii.ipynb #8145cb5f
+# %% ../../nbs/curation/07_pii.ipynb #4db110a3
 KINDS = ("key", "iban", "card", "email", "ip", "phone", "name")  # where matches overlap, the earlier kind names them
 NameFinder = Callable[[str], Iterable[tuple[int, int]]]
 
@@ -35,7 +35,7 @@ class Match(NamedTuple):
 
 _Spans = Iterator[tuple[int, int]]
 
-# %% ../../nbs/curation/07_pii.ipynb #a758f5c5
+# %% ../../nbs/curation/07_pii.ipynb #5334ebea
 _WORD = r"[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9f]"
 _LOCAL = re.compile(rf"(?:{_WORD}|[.%'+~-])+\Z")
 _DOMAIN = re.compile(rf"(?:(?:{_WORD}|-){{1,63}}\.){{1,8}}(?:xn--[a-z0-9-]{{2,59}}|(?!\d){_WORD}{{2,24}})", re.IGNORECASE)
@@ -57,7 +57,7 @@ def _emails(text: str, region: str | None) -> _Spans:
     if re.search(r"[\[(]at[\])]", text, re.IGNORECASE):
         yield from (match.span() for match in _SPELLED.finditer(text))
 
-# %% ../../nbs/curation/07_pii.ipynb #d6aab07e
+# %% ../../nbs/curation/07_pii.ipynb #7d7b4e40
 _CARD = re.compile(r"(?<![\w.,-])(?=(\d{12,19}|\d{4}([ \u00a0\u202f.-])\d{4,6}(?:\2\d{1,7}){1,3})(?![\w]|[.,-]\d))")
 _ISSUERS = re.compile(r"4(?:\d{12}|\d{15}|\d{18})|(?:5[1-5]|222[1-9]|22[3-9]|2[3-6]|27[01]|2720)\d+|3[47]\d{13}"
                       r"|3(?:0[0-5]|[689])\d{11,16}|35\d{14,17}|6(?:011|4[4-9]|5|2)\d{10,17}|(?:50|5[6-9]|6[0-9])\d{10,17}")
@@ -109,7 +109,7 @@ def _ibans(text: str, region: str | None) -> _Spans:
         if not text[stop:stop + 1].isalnum() and int(moved) % 97 == 1:
             yield match.start(), stop
 
-# %% ../../nbs/curation/07_pii.ipynb #2f146493
+# %% ../../nbs/curation/07_pii.ipynb #f1a7cb1d
 _IPV4 = re.compile(r"(?<![\w.-])(?:\d{1,3}\.){3}\d{1,3}(?![\w-]|\.\d)")
 _IPV6 = re.compile(r"(?<![\w:.])(?=[0-9A-Fa-f:]*:[0-9A-Fa-f]*:)[0-9A-Fa-f:]{2,39}(?:(?<=:)(?:\d{1,3}\.){3}\d{1,3})?(?![\w:])")
 _VERSIONED = re.compile(r"(?:\bv|\bver\.?|versions?|release|build|revision|firmware|driver|update|section|chapter|clause"
@@ -132,7 +132,7 @@ def _ips(text: str, region: str | None) -> _Spans:
             if not nobody and not (pattern is _IPV4 and _VERSIONED.search(before)):
                 yield match.span()
 
-# %% ../../nbs/curation/07_pii.ipynb #97af0af3
+# %% ../../nbs/curation/07_pii.ipynb #76d4af0a
 _TOKENS = {  # what the text must contain before its pattern is tried
     "sk-": r"sk-(?=[\w-]{0,80}\d)[\w-]{16,256}", "k_": r"[srp]k_(?:live|test)_\w{10,}", "gh": r"gh[pousr]_\w{20,}",
     "github_pat_": r"github_pat_\w{20,}", "glpat-": r"glpat-[\w-]{16,}", "AKIA": r"AKIA[0-9A-Z]{16}",
@@ -162,15 +162,15 @@ def _keys(text: str, region: str | None) -> _Spans:
             # a placeholder that stands in for a value is none
             yield from (match.span(1) for match in pattern.finditer(text) if match[1][0] not in "[<{$")
 
-# %% ../../nbs/curation/07_pii.ipynb #1375d055
+# %% ../../nbs/curation/07_pii.ipynb #524f63ec
 _DIGITS = re.compile(r"(?<![\w.])[+(\uff0b]{0,2}\d(?:[\d \u00a0\u202f()/.\u2010-\u2013\uff0d-]{5,40})\d")
 _CALL = re.compile(r"(?:\bcall|phone|\btel|mobile|\bcell|\bfax|\btext|whats ?app|\bring|\bdial|reach|\bsms|\bnumber is"
                    r"|电话|手机|電話|тел|telefon|llam)[^\d+]{0,24}\Z", re.IGNORECASE)
-_NO_CALL = re.compile(r"(?:\b(?:orders?|invoice|ticket|tracking|booking|reservation|reference|ref|confirmation|account|customer"
-                      r"|serial|model|part|sku|isbn|issn|ean|imei|id|no|nr|case|(?<!area )code|policy|flight|version)\b"
-                      r"|[#$€£¥])[^\d+]{0,16}\Z", re.IGNORECASE)
+_NO_CALL = re.compile(r"(?:\b(?:orders?|invoice|ticket|tracking|booking|reservation|reference|confirmation|account|customer"
+                      r"|serial|model|part|sku|isbn|issn|ean|imei|case|(?<!area )code|policy|flight|version)\b[^\d+.!?]{0,16}"
+                      r"|\b(?:id|no|nr|ref)\b[.:#]? ?|[#$€£¥] ?)\Z", re.IGNORECASE)
 _AMERICAN = re.compile(r"(?:1[ .-])?(?:\(\d{3}\) ?|\d{3}[ .-])\d{3}[ .-]\d{4}")
-_PRICES = re.compile(r"\d+\.\d\d(?: ?[-/\u2013] ?\d+\.\d\d)?")
+_PRICES = re.compile(r"\d+\.\d\d(?:[-/\u2013 ]{1,4}\d+\.\d\d)*")
 _DATE = re.compile(r"(?:\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.](?:\d{4}|\d\d))(?!\d|[-/.]\d)")
 
 
@@ -204,7 +204,7 @@ def _phones(text: str, region: str | None) -> _Spans:
         found = list(read(span, phonenumbers.Leniency.POSSIBLE if likely else phonenumbers.Leniency.VALID))
         yield from found or ([span] if called and digits <= 15 else [])
 
-# %% ../../nbs/curation/07_pii.ipynb #fa48cdfa
+# %% ../../nbs/curation/07_pii.ipynb #f9760263
 class TransformerNames:
     "Names by a token classification model (a label with PER, such as `B-PER`); weights as safetensors only."
 
@@ -245,7 +245,7 @@ class TransformerNames:
                 joined.append((start, stop))
         return joined
 
-# %% ../../nbs/curation/07_pii.ipynb #a1f50961
+# %% ../../nbs/curation/07_pii.ipynb #b8726bba
 _FINDERS = {"key": _keys, "iban": _ibans, "card": _cards, "email": _emails, "ip": _ips, "phone": _phones}
 _DIGIT = re.compile(r"\d")
 
@@ -285,7 +285,7 @@ def find_pii(
             merged.append(match)
     return merged
 
-# %% ../../nbs/curation/07_pii.ipynb #7c4a4aa8
+# %% ../../nbs/curation/07_pii.ipynb #5b294820
 Item = TypeVar("Item", str, Conversation)
 
 
@@ -374,7 +374,7 @@ def redact(
 
     return _map_conversation(item, change) if isinstance(item, Conversation) else change(item)
 
-# %% ../../nbs/curation/07_pii.ipynb #9167d32f
+# %% ../../nbs/curation/07_pii.ipynb #c9c812a2
 def pii_counts(
     item: str | Conversation,
     kinds: Iterable[str] | None = None,

@@ -6,7 +6,7 @@
 __all__ = ['SENTENCE_ENDS', 'TOP_N', 'DUPLICATE_N', 'SIGNALS', 'GOPHER', 'RULES', 'link_spans', 'ends_sentence', 'signals',
            'Rule', 'first_failing', 'judge']
 
-# %% ../../nbs/curation/05_signals.ipynb #ae24bf07
+# %% ../../nbs/curation/05_signals.ipynb #6825677c
 import re
 import sys
 import unicodedata
@@ -19,7 +19,7 @@ import numpy as np
 from ..core.config import CdrError
 from ..core.conversation import Conversation
 
-# %% ../../nbs/curation/05_signals.ipynb #3fd44775
+# %% ../../nbs/curation/05_signals.ipynb #61e62da4
 _OTHER, _UPPER, _LOWER, _LETTER, _MARK, _DIGIT, _PUNCTUATION, _SYMBOL, _SPACE, _BREAK, _FORMAT = range(11)
 _CLASSES = 16
 _CATEGORY = {"Lu": _UPPER, "Lt": _UPPER, "Ll": _LOWER, "Lo": _LETTER, "Lm": _LETTER, "Mn": _MARK, "Mc": _MARK,
@@ -50,7 +50,7 @@ def _table() -> np.ndarray:  # uint8 [code points]: the class, plus 16 for a let
 def _codes(text: str) -> np.ndarray:  # uint32 [characters]
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
-# %% ../../nbs/curation/05_signals.ipynb #37a5590c
+# %% ../../nbs/curation/05_signals.ipynb #37f43237
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}\Z")
 _LINK_BODY = re.compile("[^\\s<>\"\u0060\u00ab\u00bb\u2018-\u201f\u2026\u3000-\u9fff\uac00-\ud7a3\uf900-\ufaff"
                         "\uff00-\uffef\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\U00020000-\U0003ffff]+")
@@ -100,7 +100,7 @@ def link_spans(
             found.append((start, stop))
     return found
 
-# %% ../../nbs/curation/05_signals.ipynb #ae1ee02e
+# %% ../../nbs/curation/05_signals.ipynb #c23105d3
 # Latin, ellipsis, interrobang; CJK and full width; Arabic, Urdu; Devanagari; Armenian; Ethiopic; Khmer; Burmese; Tibetan
 SENTENCE_ENDS = (".!?\u2026\u203d\u2047\u2048\u2049\u22ef\u3002\uff01\uff1f\uff0e\uff61\ufe52\ufe56\ufe57"
                  "\u061f\u06d4\u0964\u0965\u0589\u055c\u055e\u1362\u1367\u1368\u17d4\u17d5\u104a\u104b\u0f0d\u0f0e")
@@ -137,7 +137,7 @@ def ends_sentence(
     "Whether a text ends as a sentence does; quotes, brackets, emoji and blanks behind the mark are allowed."
     return bool(_ends(_codes(text), np.array([0]), np.array([len(text)]), ends)[0])
 
-# %% ../../nbs/curation/05_signals.ipynb #6b38c35c
+# %% ../../nbs/curation/05_signals.ipynb #0ad4aa8a
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xD6E8FEB86659FD93)
 _powers_made: list[np.ndarray] = []
@@ -214,7 +214,7 @@ def _repeats(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     alone = first & np.append(first[1:], True)
     return order[~alone], first[~alone]
 
-# %% ../../nbs/curation/05_signals.ipynb #c72fefb4
+# %% ../../nbs/curation/05_signals.ipynb #e1c453d0
 TOP_N, DUPLICATE_N = (2, 3, 4), (5, 6, 7, 8, 9, 10)
 _COUNTS = ("n_chars", "n_words", "n_turns", "n_blank")
 SIGNALS = (*_COUNTS, "role_balance", "user_share", "punctuation_ratio", "symbol_ratio", "digit_ratio", "url_ratio",
@@ -288,10 +288,13 @@ def _ngram_chars(
     return found
 
 
+_SIDES = {"user": 0, "assistant": 1, "system": 2, "tool": 3}
+
+
 def _batch_signals(conversations: Sequence[Conversation], ends: str) -> dict[str, np.ndarray]:
     n = len(conversations)
-    texts = [turn.text for conversation in conversations for turn in conversation.turns]
-    roles = np.array([{"user": 0, "assistant": 1}.get(turn.role, 2)
+    texts = ["" if turn.role == "tool" else turn.text for conversation in conversations for turn in conversation.turns]
+    roles = np.array([_SIDES.get(turn.role, 2)
                       for conversation in conversations for turn in conversation.turns])
     turn_bounds = np.zeros(n + 1, np.int64)
     np.cumsum([len(conversation.turns) for conversation in conversations], out=turn_bounds[1:])
@@ -326,14 +329,14 @@ def _batch_signals(conversations: Sequence[Conversation], ends: str) -> dict[str
 
     links = np.array(link_spans(joined), np.int64).reshape(-1, 2)
     link_owner = whose[np.searchsorted(begin, links[:, 0], side="right") - 1]
-    turns = np.bincount(whose * 3 + roles, minlength=3 * n).reshape(-1, 3)
-    role_chars = np.bincount(whose * 3 + roles, weights=lengths, minlength=3 * n).reshape(-1, 3)
+    turns = np.bincount(whose * 4 + roles, minlength=4 * n).reshape(-1, 4)
+    role_chars = np.bincount(whose * 4 + roles, weights=lengths, minlength=4 * n).reshape(-1, 4)
     speaks = visible > 0
     ending = speaks & _ends(codes, begin, begin + lengths, ends)
     letters = by_class[:, [_UPPER, _LOWER, _LETTER, _MARK]].sum(axis=1)
     result = {
         "n_chars": chars, "n_words": words, "n_turns": np.diff(turn_bounds),
-        "n_blank": np.bincount(whose[~speaks], minlength=n),
+        "n_blank": np.bincount(whose[~speaks & (roles != _SIDES["tool"])], minlength=n),
         "role_balance": _share(turns[:, :2].min(axis=1), turns[:, :2].max(axis=1)),
         "user_share": _share(role_chars[:, 0], role_chars[:, :2].sum(axis=1)),
         "punctuation_ratio": _share(by_class[:, _PUNCTUATION], chars),
@@ -374,7 +377,7 @@ def signals(
     return {name: np.concatenate([batch[name] for batch in found]) if found else
             np.zeros(0, np.int64 if name in _COUNTS else np.float32) for name in SIGNALS}
 
-# %% ../../nbs/curation/05_signals.ipynb #8fa58358
+# %% ../../nbs/curation/05_signals.ipynb #06f69c7b
 @dataclass(frozen=True)
 class Rule:
     "A limit on a signal: a conversation outside of [`least`, `most`] is dropped with `reason`."
@@ -411,7 +414,7 @@ class Rule:
         "The limit that `value` breaks."
         return self.most if self.least is None or self.most is not None and value > self.most else self.least
 
-# %% ../../nbs/curation/05_signals.ipynb #6772c178
+# %% ../../nbs/curation/05_signals.ipynb #dd07c814
 def _repetition(factor: float) -> tuple[Rule, ...]:
     "Gopher's limits on repetition, those on n-grams multiplied by `factor`."
     lines = (("dup_lines", 0.30, "repeated lines"), ("dup_line_chars", 0.20, "repeated lines"),
@@ -427,9 +430,10 @@ GOPHER = _repetition(1)
 RULES = (
     Rule("n_words", least=1, reason="empty"),
     Rule("url_ratio", most=0.2, reason="urls"),  # NeMo Curator's limit
-    Rule("punctuation_ratio", most=0.25, reason="punctuation"),  # ours, as the three below
-    Rule("symbol_ratio", most=0.25, reason="symbols"),
+    Rule("punctuation_ratio", most=0.4, reason="punctuation"),  # ours, as the four below: "ok?" has a third
+    Rule("symbol_ratio", most=0.4, reason="symbols"),
     Rule("digit_ratio", most=0.5, reason="digits"),
+    Rule("letter_ratio", least=0.25, reason="few letters"),
     Rule("word_length", most=30, reason="long words"),
     *_repetition(2),
 )
