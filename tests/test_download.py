@@ -262,11 +262,16 @@ def test_an_interrupted_corpus_goes_on(raw, tmp_path):
     raw.files["/me/corpus/abc/data/train/a%20b.txt"] = b"one"
     with pytest.raises(CdrError, match="404"):
         fetch(REMOTE, tmp_path / "corpus", progress=False)
-    assert [item.name for item in tmp_path.iterdir()] == ["corpus.part"]
+    assert [item.name for item in tmp_path.iterdir()] == ["corpus.abc.part"]
     raw.files["/me/corpus/abc/data/test.txt"] = b"two"
     fetch(REMOTE, tmp_path / "corpus", progress=False)
     assert [path for path, _ in raw.asked].count("/me/corpus/abc/data/train/a%20b.txt") == 1
-    assert [item.name for item in tmp_path.iterdir()] == ["corpus"]
+    # What was fetched of another revision is no half of this one.
+    raw.files |= {"/me/corpus/def/data/train/a%20b.txt": b"three", "/me/corpus/def/data/test.txt": b"four"}
+    (tmp_path / "corpus.abc.part").mkdir()
+    other = fetch(replace(REMOTE, revision="def"), tmp_path / "other", progress=False)
+    assert (other / "test.txt").read_bytes() == b"four"
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["corpus", "corpus.abc.part", "other"]
 
 
 def test_a_folder_that_is_there_is_used(raw, tmp_path):
@@ -284,7 +289,7 @@ def test_a_folder_that_is_there_is_used(raw, tmp_path):
 
 
 def test_two_processes_do_not_build_in_one_folder(raw, tmp_path):
-    part = tmp_path / "corpus.part"
+    part = tmp_path / "corpus.abc.part"
     part.mkdir()
     handle = os.open(part, os.O_RDONLY)
     fcntl.flock(handle, fcntl.LOCK_EX)

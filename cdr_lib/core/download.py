@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KINDS', 'HUB', 'RAW', 'MOST_UNPACKED', 'NOTE', 'Remote', 'fetch_file', 'unpack', 'download_dir', 'fetch']
 
-# %% ../../nbs/core/12_download.ipynb #6a796e9d
+# %% ../../nbs/core/12_download.ipynb #31ab5b1a
 import errno
 import fnmatch
 import hashlib
@@ -31,7 +31,7 @@ from tqdm.auto import tqdm
 from .config import CdrError, cache_dir, file_hash, read_json, write_json
 from .records import one_of
 
-# %% ../../nbs/core/12_download.ipynb #37bf2390
+# %% ../../nbs/core/12_download.ipynb #c9a65fd3
 KINDS = ("hub", "repository", "archive")
 HUB = "https://huggingface.co"
 RAW = "https://raw.githubusercontent.com"
@@ -63,7 +63,7 @@ class Remote:
         "The address of a file of a repository."
         return f"{RAW}/{self.id}/{self.revision}/{quote(f'{self.root}/{path}'.lstrip('/'))}"
 
-# %% ../../nbs/core/12_download.ipynb #55e9580a
+# %% ../../nbs/core/12_download.ipynb #fdd8b732
 _BUSY = (408, 425, 429, 500, 502, 503, 504)
 _BLOCK = 1 << 20
 
@@ -168,7 +168,7 @@ def fetch_file(
     raise CdrError(f"{url}: the file has the SHA-256 {found}, it should have {sha256}: it was changed, or damaged on "
                    "its way, and was thrown away")
 
-# %% ../../nbs/core/12_download.ipynb #56463df3
+# %% ../../nbs/core/12_download.ipynb #277b43b2
 MOST_UNPACKED = 64 << 30  # bytes
 _MEMBERS = (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, RuntimeError)
 
@@ -224,7 +224,7 @@ def _copy(member: BinaryIO, out: BinaryIO, size: int, path: Path, name: str) -> 
             raise CdrError(f"{path}: the member {name!r} is longer than it says")
         out.write(block)
 
-# %% ../../nbs/core/12_download.ipynb #23923d98
+# %% ../../nbs/core/12_download.ipynb #154c4419
 NOTE = "download.json"
 
 
@@ -330,7 +330,8 @@ def fetch(
 ) -> Path:  # the folder
     "Bring a published corpus here, whole or not at all."
     folder = Path(folder)
-    part = folder.with_name(folder.name + ".part")
+    # Named after the revision, so that files of another one are never taken for half of this.
+    part = folder.with_name(f"{folder.name}.{re.sub(r'[^0-9A-Za-z.]+', '-', remote.revision)[:12]}.part")
     if _there(remote, folder):
         return folder
     with _alone(part):
