@@ -436,3 +436,47 @@ def test_inputs_and_outputs_do_not_touch(raw, tmp_path):
     curate({"stages": ["exact"]}, tmp_path / "out", raw, progress=False)
     assert before == {path: file_hash(path) for path in raw.iterdir()}
     assert Input(str(raw)).files()[0].path.startswith(str(raw)) and sum(1 for _ in read_jsonl(raw / "helpdesk.jsonl", on_error="collect")) > 500
+
+
+def test_the_default_plan_notes_language_and_quality(tmp_path):
+    write_jsonl(dirty_corpus(400, seed=11), tmp_path / "a.jsonl")
+    result = curate("default", tmp_path / "out", tmp_path / "a.jsonl", progress=False)
+    assert list(dict.fromkeys(result.counts["stage"])) == ["read", "exact", "heuristics", "fuzzy", "language", "quality", "pii"]
+    found = [chat.labels["curation"] for chat in result.conversations()]
+    assert found and all(set(note) == {"language", "quality"} and note["quality"] != "low" for note in found)
+    evaluation = [chat for chat in dirty_corpus(400, seed=11) if chat.meta.get("split")]
+    assert {chat.id for chat in evaluation} <= set(kept(result))
+    other = curate({"stages": ["exact", "heuristics", "fuzzy", "language", {"quality": {"keep": ["high"]}}, {"pii": "redact"}]},
+                   tmp_path / "out", tmp_path / "a.jsonl", progress=False)
+    assert other.notes[0].startswith("quality: decided again") and len(other) <= len(result)
+
+
+def test_domains_are_noted(tmp_path):
+    write_jsonl(dirty_corpus(40), tmp_path / "a.jsonl")
+    result = curate({"stages": ["heuristics", {"domains": {"encoder": "hash"}}]}, tmp_path / "out", tmp_path / "a.jsonl", progress=False)
+    assert all(isinstance(chat.labels["curation"]["domain"], str) for chat in result.conversations())
+
+
+def test_output_inside_of_an_input(tmp_path):
+    write_jsonl(chats("one"), tmp_path / "a.jsonl")
+    assert kept(curate({"stages": ["exact"]}, tmp_path / "out", tmp_path, progress=False)) == ["c0"], "a folder of files may hold it"
+    with pytest.raises(CdrError, match="lies inside the input"):
+        curate({"stages": ["exact"]}, tmp_path / "out", {"path": str(tmp_path), "format": "sgd"}, progress=False)
+
+
+def test_a_file_that_is_given_twice(tmp_path):
+    write_jsonl(chats("one", "two"), tmp_path / "a.jsonl")
+    result = curate({"stages": ["exact"]}, tmp_path / "out", [str(tmp_path / "a.jsonl")] * 2, progress=False)
+    assert kept(result) == ["c0", "c1"] and dict(result.ledger()[["id", "survivor"]].itertuples(index=False, name=None)) == {
+        "c0#2": "c0", "c1#2": "c1"}
+
+
+@pytest.mark.real
+@pytest.mark.skipif(not os.environ.get("CDR_DATA"), reason="CDR_DATA names no folder of public corpora")
+def test_public_corpora_together(tmp_path):
+    plan = {"stages": ["exact", "heuristics", "fuzzy", {"pii": "report"}], "inputs": [
+        {"format": "dialogsum", "split": "train"}, {"format": "tau-bench"}, {"format": "mt-bench-101"}]}
+    result = curate(plan, tmp_path / "out", progress=False)
+    assert set(result.counts["source"]) == {"dialogsum", "tau-bench", "mt-bench-101"} and 2_400 < len(result) < 2_700
+    assert curate(plan, tmp_path / "out", progress=False).notes == ["nothing has changed: the corpus is the one that is there"]
+    assert len(result.ledger()) + len(result) == result.counts.query("stage == 'read'")["in"].sum()

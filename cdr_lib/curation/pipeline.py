@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['measure_shard', 'write_part', 'Curated', 'curate']
 
-# %% ../../nbs/curation/14_pipeline.ipynb #50788945
+# %% ../../nbs/curation/14_pipeline.ipynb #b763d395
 import contextlib
 import hashlib
 import json
@@ -34,7 +34,7 @@ from .plan import Curation
 from .pool import Pool, _key, _name, open_pool, read_input, read_shard
 from .stages import Alive, Decision, Stage, stage_entry
 
-# %% ../../nbs/curation/14_pipeline.ipynb #c85bfd5b
+# %% ../../nbs/curation/14_pipeline.ipynb #0f091fb4
 def measure_shard(
     stage: Stage,
     shard: str,  # path of a shard of the pool
@@ -99,7 +99,7 @@ def write_part(
 
     write_parquet(survivors(), target)
 
-# %% ../../nbs/curation/14_pipeline.ipynb #381494cb
+# %% ../../nbs/curation/14_pipeline.ipynb #ab49a1e7
 class _Crew:
     "Whoever does the tasks."
 
@@ -167,7 +167,7 @@ class _Crew:
 def _call(function: Callable, task: tuple) -> None:
     function(*task)
 
-# %% ../../nbs/curation/14_pipeline.ipynb #45859214
+# %% ../../nbs/curation/14_pipeline.ipynb #ec0bf637
 def _digest(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
@@ -223,7 +223,7 @@ def _alone(folder: Path) -> Iterator[None]:
             raise CdrError(f"{folder}: another run works in this folder: wait for it, or choose another") from None
         yield
 
-# %% ../../nbs/curation/14_pipeline.ipynb #a837e5da
+# %% ../../nbs/curation/14_pipeline.ipynb #9dfcea9a
 @dataclass
 class Curated:
     "What a run of curation left, and the account of it."
@@ -272,7 +272,7 @@ def _frames(out: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     # A source may be called "NA", which is no missing value.
     return tuple(pd.read_csv(out / name, keep_default_na=False) for name in ("stages.csv", "reasons.csv"))
 
-# %% ../../nbs/curation/14_pipeline.ipynb #49cfde0d
+# %% ../../nbs/curation/14_pipeline.ipynb #62e0cc93
 class _Clock:
     "Seconds by step."
 
@@ -297,7 +297,7 @@ class _Run:
     def say(self, text: str) -> None:
         self.notes.append(text)
         if self.progress:
-            tqdm.write(text)
+            tqdm.write(text, file=sys.stderr)
 
     def read(self) -> tuple[Pool, list[dict]]:
         "The pool, and what it was read from."
@@ -306,9 +306,9 @@ class _Run:
         keys = [_key(entry, digest, self.plan.shard) for entry, digest in zip(entries, digests)]
         folder = self.out / "pool"
         folders = [folder / _name(entry, key) for entry, key in zip(entries, keys)]
-        if len(set(folders)) < len(folders):
-            same = next(entry for entry, place in zip(entries, folders) if folders.count(place) > 1)
-            raise CdrError(f"input {Path(same.path).name} is given twice, or two inputs of this name have the same content")
+        for entry in entries:
+            if Path(entry.path).is_dir() and self.out.is_relative_to(Path(entry.path).resolve()):
+                raise CdrError(f"{self.out} lies inside the input {entry.path}: choose a folder outside of it")
         known = {path for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
         if old := known - set(folders):
             self.say(f"read: {len(old)} inputs of the pool are not the same any more or not asked for: removed")
@@ -317,9 +317,10 @@ class _Run:
         for path in folders:
             for left in path.glob(".*.tmp*"):
                 left.unlink()
-        missing = [(entry, str(place), self.plan.shard) for entry, place in zip(entries, folders)
-                   if not (place / "items.parquet").is_file()]
-        self.crew.do(read_input, missing, "read", self.progress)
+        # A file that is given twice is read once.
+        missing = {place: (entry, str(place), self.plan.shard) for entry, place in zip(entries, folders)
+                   if not (place / "items.parquet").is_file()}
+        self.crew.do(read_input, list(missing.values()), "read", self.progress)
         pool = open_pool(list(zip(entries, folders)), text_hash(*keys))
         if not len(pool):
             lost = f": all {len(pool.lost):,} records were refused, the first with {pool.lost[0][4]!r}" if pool.lost else ""
@@ -330,7 +331,7 @@ class _Run:
     def step(self, number: int, label: str, stage: Stage, pool: Pool, rows: np.ndarray) -> tuple[Step, Path, str]:
         "Measure and decide."
         work = self.out / "work" / f"{number:02d} {label}"
-        key = text_hash(pool.key, _digest(rows), json.dumps([stage.name, stage.measuring()], sort_keys=True, default=repr))
+        key = text_hash(version("cdr_lib"), pool.key, _digest(rows), json.dumps([stage.name, stage.measuring()], sort_keys=True, default=repr))
         decided = text_hash(key, json.dumps(stage_entry(stage), sort_keys=True))
         if (state := _claim(work, key)) == "changed":
             self.say(f"{label}: measured again, since its settings or what reaches it changed")

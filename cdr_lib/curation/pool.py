@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['SPLITS', 'Input', 'read_shard', 'read_input', 'Pool', 'open_pool']
 
-# %% ../../nbs/curation/10_pool.ipynb #4f82b969
+# %% ../../nbs/curation/10_pool.ipynb #1fa0b5e5
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from ..core.io import write_parquet
 from ..core.sources import SOURCES, _folder_of
 from .settle import in_evaluation, preference
 
-# %% ../../nbs/curation/10_pool.ipynb #2ace62c4
+# %% ../../nbs/curation/10_pool.ipynb #db2233fd
 SPLITS = ("train", "evaluation")
 _ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".xlsx", ".xls", ".ods", ".zip")
 _EXPORTS = ("chatgpt", "claude", "telegram", "slack")  # formats of which a folder is one thing
@@ -75,7 +76,7 @@ class Input:
         return text_hash(*(part for file in sorted(path.rglob("*")) if file.is_file()
                            for part in (str(file.relative_to(path)), file_hash(file))))
 
-# %% ../../nbs/curation/10_pool.ipynb #840311bb
+# %% ../../nbs/curation/10_pool.ipynb #244aa52d
 def read_shard(
     path: str | Path,  # a shard that the pool wrote
 ) -> list[Conversation]:
@@ -105,9 +106,9 @@ def read_shard(
         found.append(chat)
     return found
 
-# %% ../../nbs/curation/10_pool.ipynb #5f6c74f1
+# %% ../../nbs/curation/10_pool.ipynb #5a4ae1b9
 def _key(input: Input, digest: str, rows: int) -> str:
-    return text_hash(digest, json.dumps([input.source, input.format, input.split, rows, Path(input.path).name]))
+    return text_hash(version("cdr_lib"), digest, json.dumps([input.source, input.format, input.split, rows, Path(input.path).name]))
 
 
 def _name(input: Input, key: str) -> str:
@@ -153,7 +154,7 @@ def read_input(
         pq.write_table(pa.table(items, pa.schema([("id", pa.string()), ("source", pa.string()), ("evaluation", pa.bool_()),
                                                   ("chars", pa.int64())])), temporary, compression="zstd")
 
-# %% ../../nbs/curation/10_pool.ipynb #7fecdffb
+# %% ../../nbs/curation/10_pool.ipynb #ece7553d
 @dataclass(frozen=True)
 class Pool:
     "The conversations that curation decides about: shards on disk, one array entry for each item."

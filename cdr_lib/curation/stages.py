@@ -6,7 +6,7 @@
 __all__ = ['STAGES', 'Alive', 'Decision', 'Stage', 'Exact', 'Fuzzy', 'Semantic', 'Heuristics', 'Language', 'Quality', 'Pii',
            'Domains', 'make_stage', 'stage_entry', 'run_stage']
 
-# %% ../../nbs/curation/11_stages.ipynb #8327c18d
+# %% ../../nbs/curation/11_stages.ipynb #501e3ce4
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -17,20 +17,21 @@ from typing import Any, ClassVar
 import numpy as np
 import pandas as pd
 
-from ..core.config import CdrError, read_json, write_json
+from ..core.config import CdrError, data_dir, file_hash, read_json, write_json
 from ..core.conversation import Conversation, is_blank, render
 from ..core.encoders import get_encoder
+from .domains import label_domains
 from .exact import exact_duplicates, exact_keys
 from .fuzzy import FuzzyConfig, Sketches, fuzzy_duplicates, sketch
 from .language import detect_conversations
 from .pii import KINDS as PII_KINDS
 from .pii import TransformerNames, pii_counts, redact
-from .quality import LABELS, decide, labels_of, load_quality
+from .quality import LABELS, SequenceClassifier, decide, labels_of, load_quality
 from .semantic import NeighbourPairs, neighbour_pairs, semantic_duplicates
 from .settle import Duplicates, conversation_ranks
 from .signals import GOPHER, RULES, SIGNALS, Rule, first_failing, signals
 
-# %% ../../nbs/curation/11_stages.ipynb #8c45a4f6
+# %% ../../nbs/curation/11_stages.ipynb #f748f3e9
 @dataclass(frozen=True)
 class Alive:
     "The conversations that reached a stage, as its decision sees them."
@@ -96,7 +97,7 @@ class Decision:
         return cls(why, ((what, rule), (f"{what} of an evaluation conversation", rule)), found.similarity.astype(np.float32),
                    np.where(fallen, found.survivor, -1), flags)
 
-# %% ../../nbs/curation/11_stages.ipynb #e3be1120
+# %% ../../nbs/curation/11_stages.ipynb #5f3fd3ec
 def _load(folders: Sequence[Path], name: str) -> np.ndarray:
     "An array of all shards."
     try:
@@ -174,7 +175,7 @@ def _names(stage: str, name: str, value: Any) -> tuple[str, ...]:
         raise CdrError(f"{stage}: {name}={value!r} must be a list of names")
     return tuple(value)
 
-# %% ../../nbs/curation/11_stages.ipynb #e88efee4
+# %% ../../nbs/curation/11_stages.ipynb #512be804
 @dataclass(frozen=True)
 class Exact(Stage):
     "Conversations that read the same, or begin the same."
@@ -279,7 +280,7 @@ class Semantic(Stage):
         (work / "vectors.npy").unlink()
         return found
 
-# %% ../../nbs/curation/11_stages.ipynb #aade2d38
+# %% ../../nbs/curation/11_stages.ipynb #2440c7d1
 def _rules(value: Any) -> tuple[Rule, ...]:
     "Rules from a configuration: the name of a set, or a list of rules and such names."
     if isinstance(value, str):
@@ -374,8 +375,6 @@ class Language(Stage):
 def _quality_model(name: str, revision: str | None, labels: tuple | None, device: str | None, batch_size: int) -> Any:
     if name == "default":
         return load_quality()
-    from cdr_lib.curation.quality import SequenceClassifier
-
     return SequenceClassifier(name, revision=revision, labels=dict(labels) if labels else None, device=device,
                               batch_size=batch_size)
 
@@ -402,6 +401,11 @@ class Quality(Stage):
         for label in (self.labels or {}).values():
             _one("quality", "labels", label, LABELS)
 
+    def measuring(self) -> dict:
+        # The offline model is trained by a notebook: another one scores anew.
+        weights = file_hash(data_dir() / "models" / "quality" / "model.json") if self.model == "default" else None
+        return {**super().measuring(), "weights": weights}
+
     def measure(self, conversations: list[Conversation], folder: Path) -> None:
         labels = tuple(sorted(self.labels.items())) if self.labels else None
         model = _quality_model(self.model, self.revision, labels, self.device, self.batch_size)
@@ -417,7 +421,7 @@ class Quality(Stage):
         scores = np.load(folder / "scores.npy").reshape(-1, len(LABELS))
         return [{"quality": label} for label in labels_of(scores)]
 
-# %% ../../nbs/curation/11_stages.ipynb #c8aaedfd
+# %% ../../nbs/curation/11_stages.ipynb #01100090
 @lru_cache(maxsize=1)
 def _name_finder(model: str | None) -> TransformerNames | None:
     return TransformerNames(model) if model else None
@@ -474,14 +478,18 @@ class Domains(Stage):
     "What a conversation is about, noted in its labels."
 
     model: str | None = None  # a sequence-classification model by name; None: the nearest description of a category
+    revision: str | None = None
     encoder: str = "minilm"  # for descriptions
     name: ClassVar[str] = "domains"
     shortcut: ClassVar[str] = "model"
 
-    def measure(self, conversations: list[Conversation], folder: Path) -> None:
-        from cdr_lib.curation.domains import label_domains
+    def measuring(self) -> dict:
+        described = file_hash(data_dir() / "templates" / "domains.yaml") if self.model is None else None
+        return {**super().measuring(), "descriptions": described}
 
-        labels, scores = label_domains(conversations, model=self.model, encoder=self.encoder)
+    def measure(self, conversations: list[Conversation], folder: Path) -> None:
+        encoder = _encoder(self.encoder) if self.model is None else self.encoder
+        labels, scores = label_domains(conversations, self.model, self.revision, encoder, progress=False)
         write_json(folder / "labels.json", list(map(str, labels)), indent=None)
         _save(folder, scores=np.asarray(scores, np.float32))
 
@@ -489,9 +497,9 @@ class Domains(Stage):
         return Decision.keep(len(alive))
 
     def annotate(self, folder: Path) -> list[dict[str, Any]]:
-        return [{"domain": label} for label in read_json(folder / "labels.json")]
+        return [{"domain": label} if label else {} for label in read_json(folder / "labels.json")]
 
-# %% ../../nbs/curation/11_stages.ipynb #35ba809a
+# %% ../../nbs/curation/11_stages.ipynb #6e5c78aa
 STAGES: dict[str, type[Stage]] = {stage.name: stage for stage in (Exact, Fuzzy, Semantic, Quality, Heuristics, Language, Pii, Domains)}
 
 
@@ -536,7 +544,7 @@ def stage_entry(stage: Stage) -> dict[str, dict]:
 
     return {stage.name: {part.name: plain(getattr(stage, part.name)) for part in fields(stage)}}
 
-# %% ../../nbs/curation/11_stages.ipynb #0963b2f2
+# %% ../../nbs/curation/11_stages.ipynb #1d22d031
 def run_stage(
     stage: Any,  # a stage, or its entry in a configuration
     conversations: Iterable[Conversation],  # held in memory
