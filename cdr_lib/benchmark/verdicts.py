@@ -6,7 +6,7 @@
 __all__ = ['KINDS', 'VERDICTS', 'NO_CONSENSUS', 'UNSURE', 'now', 'Verdict', 'VerdictLog', 'majority', 'ratings', 'Agreement',
            'cohen_kappa', 'fleiss_kappa', 'krippendorff_alpha', 'agreement']
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #2862443c
+# %% ../../nbs/benchmark/04_verdicts.ipynb #753a3235
 import datetime
 import json
 import math
@@ -14,7 +14,7 @@ import os
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from ..core.config import CdrError, json_dumps
 from ..core.conversation import BadRecord, escape_html, is_blank
 from ..core.records import excerpt, parse_json
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #3fabf25f
+# %% ../../nbs/benchmark/04_verdicts.ipynb #b6ba6255
 KINDS = ("person", "model", "llm", "rule")
 VERDICTS = ("relevant", "irrelevant", "unsure")
 
@@ -86,7 +86,7 @@ class Verdict:
 
     def to_dict(self) -> dict:
         "Plain JSON form; empty fields are left out."
-        row = asdict(self)
+        row = {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: value for name, value in row.items()
                 if name in ("query", "conversation", "judge", "kind", "verdict", "time") or value not in (None, "", False)}
 
@@ -103,13 +103,13 @@ class Verdict:
             raise BadRecord(f"a verdict lacks {', '.join(missing)}")
         return cls(**row)
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #ac86845b
+# %% ../../nbs/benchmark/04_verdicts.ipynb #cf14cfe4
 try:
     import fcntl
 except ImportError:  # not a POSIX system: one writer at a time, please
     fcntl = None
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #4824a8cc
+# %% ../../nbs/benchmark/04_verdicts.ipynb #6237aa32
 _COLUMNS = [item.name for item in fields(Verdict)]
 
 
@@ -149,10 +149,10 @@ class VerdictLog:
         if file.tell() < self._read_to:
             raise CdrError(f"{self.path} has become shorter: this file only grows, restore it")
         file.seek(self._read_to)
-        data = file.read()
+        lines = file.read().split(b"\n")
         self.torn = ""
-        while data:
-            line, end, data = data.partition(b"\n")
+        for place, line in enumerate(lines):
+            end = place < len(lines) - 1
             where = f"{self.path}, line {self._lines + 1}"
             try:
                 verdict = Verdict.from_dict(parse_json(line.decode("utf-8-sig"))[0]) if line.strip() else None
@@ -166,8 +166,8 @@ class VerdictLog:
             if verdict:
                 self._check(verdict, where)
                 self._take(verdict)
-            self._read_to += len(line) + len(end)
-            self._lines += len(end)
+            self._read_to += len(line) + end
+            self._lines += end
 
     def _check(self, verdict: Verdict, where: str) -> None:
         for what, known in (("query", self.queries), ("conversation", self.conversations)):
@@ -207,8 +207,9 @@ class VerdictLog:
                 for verdict in verdicts:
                     self._check(verdict, f"{self.path}, new")
                     key = (*verdict.pair, verdict.judge)
-                    undo.append((key, self._standing.get(key)))
+                    earlier = self._standing.get(key)
                     self._take(verdict)
+                    undo.append((key, earlier))
                 file.seek(0, os.SEEK_END)
                 data = b"".join(json_dumps(verdict.to_dict()).encode() + b"\n" for verdict in verdicts)
                 # An editor may have left the last line without its end.
@@ -301,7 +302,7 @@ class VerdictLog:
                        for key, row in zip(counts.index, counts.to_numpy()))
         return f"<p>{escape_html(repr(self))}</p><table><tr>{head}</tr>{rows}</table>"
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #b8265984
+# %% ../../nbs/benchmark/04_verdicts.ipynb #88234e40
 NO_CONSENSUS = "no consensus"
 _COUNTS = ["relevant", "irrelevant", "unsure"]
 
@@ -336,7 +337,7 @@ def majority(
     order = pd.MultiIndex.from_frame(frame[["query", "conversation"]].drop_duplicates())
     return counts.reindex(order).reset_index()
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #ea5e2094
+# %% ../../nbs/benchmark/04_verdicts.ipynb #03146953
 UNSURE = ("category", "missing")
 
 
@@ -362,7 +363,7 @@ def ratings(
         table = table.mask(table == "unsure")
     return table.where(table.notna(), None)
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #568856cd
+# %% ../../nbs/benchmark/04_verdicts.ipynb #95ceab5a
 @dataclass(frozen=True)
 class Agreement:
     "A coefficient of agreement with its interval, and what it was computed from."
@@ -443,7 +444,7 @@ def _corrected(observed: np.ndarray, chance: np.ndarray) -> np.ndarray:
     # Shares that sum to one leave a rounding error where nothing is left.
     return np.divide(observed - chance, room, out=np.full(len(room), np.nan), where=room > 1e-12)
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #493d0f76
+# %% ../../nbs/benchmark/04_verdicts.ipynb #fd47f9f2
 def cohen_kappa(
     a: Iterable,  # answers of one judge, any labels; None or NaN where there is none
     b: Iterable,  # of the other, in the same order
@@ -520,7 +521,7 @@ def krippendorff_alpha(
     features = np.column_stack([counts, differ]) if len(counts) else np.empty((0, 0))
     return _agreement("Krippendorff's alpha", features, statistic, codes.shape[1], "no pair has two answers", level, n, seed)
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #038c678f
+# %% ../../nbs/benchmark/04_verdicts.ipynb #0dab52bf
 def agreement(
     frame: pd.DataFrame,  # as `VerdictLog.frame` gives it, of the judges to compare
     unsure: str = "category",  # see `ratings`
