@@ -6,7 +6,7 @@
 __all__ = ['LEDGER', 'FLAGS', 'Step', 'counts', 'reasons', 'CurationStopped', 'item_text', 'check_caps', 'ledger_tables',
            'flag_tables', 'write_tables']
 
-# %% ../../nbs/curation/13_ledger.ipynb #bba166a7
+# %% ../../nbs/curation/13_ledger.ipynb #ca04b3a1
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -18,11 +18,11 @@ import pyarrow.parquet as pq
 
 from ..core.config import CdrError
 from ..core.io import replacing
+from .decision import Decision
 from .plan import Caps
 from .pool import Pool, read_shard
-from .stages import Decision
 
-# %% ../../nbs/curation/13_ledger.ipynb #bb329c23
+# %% ../../nbs/curation/13_ledger.ipynb #84a6e42a
 class Step(NamedTuple):
     "A stage with what it decided."
 
@@ -69,7 +69,7 @@ def reasons(
             rows.append((step.label, *step.decision.reasons[why], pool.sources[source], int(count)))
     return pd.DataFrame(rows, columns=["stage", "reason", "rule", "source", "dropped"])
 
-# %% ../../nbs/curation/13_ledger.ipynb #92030651
+# %% ../../nbs/curation/13_ledger.ipynb #6f389156
 class CurationStopped(CdrError):
     "A bound of the plan was reached: the message says which source, at which stage, and why."
 
@@ -115,7 +115,7 @@ def check_caps(
             f"\nWhat removed them: {told}.{found}\nNo corpus was written. If this source is to go, raise the cap or leave the "
             "source out; if not, look at the rule that removed most.")
 
-# %% ../../nbs/curation/13_ledger.ipynb #77e2c31f
+# %% ../../nbs/curation/13_ledger.ipynb #9c481eb0
 LEDGER = pa.schema([("id", pa.string()), ("source", pa.string()), ("stage", pa.string()), ("reason", pa.string()),
                     ("rule", pa.string()),  # the limit that was broken; of a record that cannot be read, what is wrong with it
                     ("score", pa.float32()),  # null where a stage has none

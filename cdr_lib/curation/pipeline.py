@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['measure_shard', 'write_part', 'Curated', 'curate']
 
-# %% ../../nbs/curation/14_pipeline.ipynb #b763d395
+# %% ../../nbs/curation/14_pipeline.ipynb #9da70b50
 import contextlib
 import hashlib
 import json
@@ -29,12 +29,13 @@ from ..core.config import CdrError, atomic_path, file_hash, json_dumps, read_jso
 from ..core.conversation import Conversation
 from ..core.io import read_parquet, write_parquet
 from ..core.tables import Table
+from .decision import Alive, Decision, Stage
 from .ledger import FLAGS, LEDGER, Step, check_caps, counts, flag_tables, ledger_tables, reasons, write_tables
 from .plan import Curation
 from .pool import Pool, _key, _name, open_pool, read_input, read_shard
-from .stages import Alive, Decision, Stage, stage_entry
+from .stages import stage_entry
 
-# %% ../../nbs/curation/14_pipeline.ipynb #0f091fb4
+# %% ../../nbs/curation/14_pipeline.ipynb #63f1c596
 def measure_shard(
     stage: Stage,
     shard: str,  # path of a shard of the pool
@@ -99,7 +100,7 @@ def write_part(
 
     write_parquet(survivors(), target)
 
-# %% ../../nbs/curation/14_pipeline.ipynb #ab49a1e7
+# %% ../../nbs/curation/14_pipeline.ipynb #77f759cb
 class _Crew:
     "Whoever does the tasks."
 
@@ -167,7 +168,7 @@ class _Crew:
 def _call(function: Callable, task: tuple) -> None:
     function(*task)
 
-# %% ../../nbs/curation/14_pipeline.ipynb #ec0bf637
+# %% ../../nbs/curation/14_pipeline.ipynb #e0c0ded4
 def _digest(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
@@ -223,7 +224,7 @@ def _alone(folder: Path) -> Iterator[None]:
             raise CdrError(f"{folder}: another run works in this folder: wait for it, or choose another") from None
         yield
 
-# %% ../../nbs/curation/14_pipeline.ipynb #9dfcea9a
+# %% ../../nbs/curation/14_pipeline.ipynb #d7b632d1
 @dataclass
 class Curated:
     "What a run of curation left, and the account of it."
@@ -272,7 +273,7 @@ def _frames(out: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     # A source may be called "NA", which is no missing value.
     return tuple(pd.read_csv(out / name, keep_default_na=False) for name in ("stages.csv", "reasons.csv"))
 
-# %% ../../nbs/curation/14_pipeline.ipynb #62e0cc93
+# %% ../../nbs/curation/14_pipeline.ipynb #d7d79c81
 class _Clock:
     "Seconds by step."
 

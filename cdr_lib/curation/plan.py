@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Caps', 'make_input', 'Curation']
 
-# %% ../../nbs/curation/12_plan.ipynb #70e5b2de
+# %% ../../nbs/curation/12_plan.ipynb #ca873041
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -15,10 +15,11 @@ from typing import Any
 import yaml
 
 from ..core.config import CdrError, data_dir
+from .decision import Stage
 from .pool import Input
-from .stages import Stage, make_stage, stage_entry
+from .stages import make_stage, stage_entry
 
-# %% ../../nbs/curation/12_plan.ipynb #e43fa50f
+# %% ../../nbs/curation/12_plan.ipynb #e6fd1672
 @dataclass(frozen=True)
 class Caps:
     "Bounds beyond which a run stops and explains itself."
@@ -36,7 +37,7 @@ class Caps:
         if share is not None and (isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1):
             raise CdrError(f"caps: share_per_source={share!r} must be a number from 0 to 1")
 
-# %% ../../nbs/curation/12_plan.ipynb #571cda6b
+# %% ../../nbs/curation/12_plan.ipynb #7dc890fc
 def _only(value: Any, known: Sequence[str], where: str) -> Mapping:
     "A mapping with known keys."
     if not isinstance(value, Mapping):
