@@ -1,4 +1,5 @@
 """Quality and domains: decisions, the offline models, classifiers by name in both forms that the hub knows, real labels."""
+
 import json
 import shutil
 import subprocess
@@ -10,8 +11,20 @@ import pytest
 from cdr_lib.core.config import CdrError, data_dir
 from cdr_lib.core.conversation import Conversation, Turn
 from cdr_lib.curation.domains import domain_descriptions, domain_shares, label_domains
-from cdr_lib.curation.quality import (LABELS, LinearQuality, SequenceClassifier, TextClassifier, decide, labels_of, load_quality,
-                                      quality_examples, quality_features, quality_scenes, train_quality, word_features)
+from cdr_lib.curation.quality import (
+    LABELS,
+    LinearQuality,
+    SequenceClassifier,
+    TextClassifier,
+    decide,
+    labels_of,
+    load_quality,
+    quality_examples,
+    quality_features,
+    quality_scenes,
+    train_quality,
+    word_features,
+)
 
 
 def talk(*texts: str, id: str = "c", source: str = "") -> Conversation:
@@ -33,9 +46,13 @@ def test_score_and_decision_are_separate():
 
 def test_offline_model_on_plain_cases():
     model = load_quality()
-    good = talk("The lamp I bought flickers after ten minutes. Is that a fault of the lamp or of the bulb?",
-                "Most likely it is the bulb. Put the bulb into another lamp: if it flickers there too, replace it, and if not, send us "
-                "the lamp. You do not have to pay for the parcel.", "It was the bulb, thank you!", "Glad to hear it. Have a good evening!")
+    good = talk(
+        "The lamp I bought flickers after ten minutes. Is that a fault of the lamp or of the bulb?",
+        "Most likely it is the bulb. Put the bulb into another lamp: if it flickers there too, replace it, and if not, send us "
+        "the lamp. You do not have to pay for the parcel.",
+        "It was the bulb, thank you!",
+        "Glad to hear it. Have a good evening!",
+    )
     spam = talk("BUY NOW https://a.example/1 BUY NOW https://a.example/1 BUY NOW", "BUY NOW https://a.example/1")
     mash = talk("asdf jkl; asdfjkl asdf", "asdfasdf sdfg dfgh")
     blank = talk("", " ")
@@ -48,8 +65,16 @@ def test_offline_model_on_plain_cases():
 
 def test_tools_and_instructions_do_not_count():
     plain = talk("Where is my parcel?", "It is at the post office in Main Street; you can pick it up until Friday.")
-    called = Conversation("t", (Turn("system", "You are a shop."), plain.turns[0], Turn("assistant", ""),
-                                Turn("tool", json.dumps({"state": [1, 2, 3] * 20})), plain.turns[1]))
+    called = Conversation(
+        "t",
+        (
+            Turn("system", "You are a shop."),
+            plain.turns[0],
+            Turn("assistant", ""),
+            Turn("tool", json.dumps({"state": [1, 2, 3] * 20})),
+            plain.turns[1],
+        ),
+    )
     assert np.array_equal(quality_features([plain]), quality_features([called]))
     assert (word_features([plain]) != word_features([called])).nnz == 0
 
@@ -59,10 +84,19 @@ def test_training_data_is_complete_and_the_same_everywhere():
     assert {"retail", "german", "chinese", "low"} <= set(scenes)
     examples = quality_examples(3)
     assert len(examples) == 3 * 3 * (len(scenes) - 1) and {c.labels["quality"] for c in examples} == set(LABELS)
-    script = ("import hashlib; from cdr_lib.curation.quality import quality_examples, word_features, quality_features; e = quality_examples(3);"
-              "print(hashlib.sha256(repr(e).encode() + word_features(e).toarray().tobytes() + quality_features(e).tobytes()).hexdigest())")
-    runs = {subprocess.run([sys.executable, "-c", script], env={"PYTHONHASHSEED": seed, "CDR_ROOT": str(data_dir().parent)},
-                           capture_output=True, check=True).stdout for seed in ("0", "1")}
+    script = (
+        "import hashlib; from cdr_lib.curation.quality import quality_examples, word_features, quality_features; e = quality_examples(3);"
+        "print(hashlib.sha256(repr(e).encode() + word_features(e).toarray().tobytes() + quality_features(e).tobytes()).hexdigest())"
+    )
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env={"PYTHONHASHSEED": seed, "CDR_ROOT": str(data_dir().parent)},
+            capture_output=True,
+            check=True,
+        ).stdout
+        for seed in ("0", "1")
+    }
     assert len(runs) == 1
 
 
@@ -92,11 +126,27 @@ def classifier_folder(folder, labels: list[str], form: str = "usual"):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "good", "fair", "bad"]
     backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", pad_token="[PAD]", cls_token="[CLS]", sep_token="[SEP]",
-                            model_max_length=64).save_pretrained(folder)
-    config = BertConfig(vocab_size=7, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-                        max_position_embeddings=64, id2label=dict(enumerate(labels)), label2id={label: i for i, label in enumerate(labels)})
+    backend.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        unk_token="[UNK]",
+        pad_token="[PAD]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        model_max_length=64,
+    ).save_pretrained(folder)
+    config = BertConfig(
+        vocab_size=7,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        max_position_embeddings=64,
+        id2label=dict(enumerate(labels)),
+        label2id={label: i for i, label in enumerate(labels)},
+    )
     if form == "usual":
         BertForSequenceClassification(config).save_pretrained(folder)
     else:
@@ -104,7 +154,9 @@ def classifier_folder(folder, labels: list[str], form: str = "usual"):
         config.save_pretrained(folder)
         weights = {f"model.{key}": value for key, value in encoder.state_dict().items()}
         weights |= {f"fc.{key}": value for key, value in head.state_dict().items()} if form == "headed" else {}
-        save_file({key: value.contiguous() for key, value in weights.items()}, folder / "model.safetensors", {"format": "pt"})
+        save_file(
+            {key: value.contiguous() for key, value in weights.items()}, folder / "model.safetensors", {"format": "pt"}
+        )
         return encoder.eval(), head
     return None
 
@@ -118,7 +170,10 @@ def test_classifier_of_the_usual_form(tmp_path):
 
     classifier_folder(tmp_path, ["Low", "Medium", "High"])
     found = TextClassifier(str(tmp_path), device="cpu", batch_size=3).probabilities(TEXTS)
-    tokenizer, model = AutoTokenizer.from_pretrained(tmp_path), AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    tokenizer, model = (
+        AutoTokenizer.from_pretrained(tmp_path),
+        AutoModelForSequenceClassification.from_pretrained(tmp_path).eval(),
+    )
     for row, text in enumerate(TEXTS):
         with torch.inference_mode():
             logits = model(**tokenizer(text, truncation=True, max_length=64, return_tensors="pt")).logits
@@ -155,8 +210,12 @@ def test_labels_must_be_understood(tmp_path):
     with pytest.raises(CdrError, match="missing: LABEL_1"):
         SequenceClassifier(str(tmp_path / "a"), labels={"LABEL_0": "high"}, device="cpu")
     with pytest.raises(CdrError, match="no label toxic"):
-        SequenceClassifier(str(tmp_path / "a"), labels={"LABEL_0": "high", "LABEL_1": "low", "toxic": "low"}, device="cpu")
-    scores = SequenceClassifier(str(tmp_path / "a"), labels={"LABEL_0": "high", "LABEL_1": "low"}, device="cpu").scores([talk("good")])
+        SequenceClassifier(
+            str(tmp_path / "a"), labels={"LABEL_0": "high", "LABEL_1": "low", "toxic": "low"}, device="cpu"
+        )
+    scores = SequenceClassifier(str(tmp_path / "a"), labels={"LABEL_0": "high", "LABEL_1": "low"}, device="cpu").scores(
+        [talk("good")]
+    )
     assert scores[0, 1] == 0 and np.isclose(scores.sum(), 1)
     classifier_folder(tmp_path / "b", ["high quality", "fine", "medium", "low"])
     with pytest.raises(CdrError, match="missing: fine"):
@@ -176,8 +235,12 @@ def test_missing_or_unsafe_files_are_one_clear_error(tmp_path):
 def test_domains_of_the_figure():
     described = domain_descriptions()
     assert len(described) == 26 and {"People_and_Society", "Business_and_Industrial"} <= set(described)
-    texts = {"Food_and_Drink": "How do I bake bread without yeast?", "Finance": "Please transfer money to my savings account.",
-             "Pets_and_Animals": "My cat is ill. Which vet looks after kittens?", "Law_and_Government": "Do I need a lawyer in court?"}
+    texts = {
+        "Food_and_Drink": "How do I bake bread without yeast?",
+        "Finance": "Please transfer money to my savings account.",
+        "Pets_and_Animals": "My cat is ill. Which vet looks after kittens?",
+        "Law_and_Government": "Do I need a lawyer in court?",
+    }
     labels, scores = label_domains([talk(text) for text in texts.values()] + [talk(" "), talk("")], progress=False)
     assert labels.tolist() == [*texts, "", ""] and (scores[:4] > 0.2).all() and (scores[4:] == 0).all()
 
@@ -185,8 +248,9 @@ def test_domains_of_the_figure():
 def test_domains_by_descriptions_of_ones_own(tmp_path):
     (tmp_path / "d.yaml").write_text("plants: [a plant needs water]\ncars: [a car needs fuel]\n")
     own = domain_descriptions(tmp_path / "d.yaml")
-    assert label_domains([talk("My roses are dry."), talk("The engine is loud.")], descriptions=own,
-                         progress=False)[0].tolist() == ["plants", "cars"]
+    assert label_domains([talk("My roses are dry."), talk("The engine is loud.")], descriptions=own, progress=False)[
+        0
+    ].tolist() == ["plants", "cars"]
     (tmp_path / "d.yaml").write_text("plants: water")
     with pytest.raises(CdrError, match="at least two"):
         domain_descriptions(tmp_path / "d.yaml")
@@ -199,7 +263,8 @@ def test_domains_by_a_classifier(tmp_path):
     labels, scores = label_domains([talk("good"), talk(""), talk("bad")], model=str(tmp_path), device="cpu")
     expected = TextClassifier(str(tmp_path), device="cpu").probabilities(["good", "bad"])
     assert labels.tolist() == [["News", "Sports"][row.argmax()] for row in expected[:1]] + [""] + [
-        ["News", "Sports"][row.argmax()] for row in expected[1:]]
+        ["News", "Sports"][row.argmax()] for row in expected[1:]
+    ]
     assert np.allclose(scores[[0, 2]], expected.max(axis=1), atol=1e-6)
 
 
@@ -218,9 +283,19 @@ def test_domains_of_real_services():
 
     if not corpora_dir() or not (corpora_dir() / "sgd").is_dir():
         pytest.skip("needs CDR_DATA with sgd")
-    services = {"Restaurants": "Food_and_Drink", "Buses": "Travel_and_Transportation", "Flights": "Travel_and_Transportation",
-                "Movies": "Arts_and_Entertainment", "Music": "Arts_and_Entertainment", "Homes": "Real_Estate"}
-    found = [(c, services.get(c.labels["services"][0].split("_")[0])) for c in load_source("sgd") if len(c.labels["services"]) == 1]
+    services = {
+        "Restaurants": "Food_and_Drink",
+        "Buses": "Travel_and_Transportation",
+        "Flights": "Travel_and_Transportation",
+        "Movies": "Arts_and_Entertainment",
+        "Music": "Arts_and_Entertainment",
+        "Homes": "Real_Estate",
+    }
+    found = [
+        (c, services.get(c.labels["services"][0].split("_")[0]))
+        for c in load_source("sgd")
+        if len(c.labels["services"]) == 1
+    ]
     found = [(c, domain) for c, domain in found if domain][:60]
     labels, _ = label_domains([c for c, _ in found], progress=False)
     assert (labels == [domain for _, domain in found]).mean() >= 0.9

@@ -1,4 +1,5 @@
 """Signals and rules against hand computation, and languages against texts whose language is known."""
+
 import subprocess
 import sys
 import time
@@ -11,7 +12,17 @@ from hypothesis import strategies as st
 from cdr_lib.core.config import CdrError
 from cdr_lib.core.conversation import Conversation, Turn
 from cdr_lib.curation.language import detect, detect_conversations, language_shares, scripts
-from cdr_lib.curation.signals import GOPHER, RULES, SIGNALS, Rule, ends_sentence, first_failing, judge, link_spans, signals
+from cdr_lib.curation.signals import (
+    GOPHER,
+    RULES,
+    SIGNALS,
+    Rule,
+    ends_sentence,
+    first_failing,
+    judge,
+    link_spans,
+    signals,
+)
 
 
 def talk(*texts: str, id: str = "c") -> Conversation:
@@ -44,23 +55,36 @@ def test_CUR_11_url_characters_not_matches():
     assert one("")["url_ratio"] == 0.0
 
 
-@pytest.mark.parametrize("text, links", [
-    ("See https://en.example/wiki/A_(b), please", ["https://en.example/wiki/A_(b)"]),
-    ("[link](https://a.example/b)!", ["https://a.example/b"]),
-    ("<https://a.example/?q=1&r=2>", ["https://a.example/?q=1&r=2"]),
-    ("www.a.example. And WWW is not", ["www.a.example"]),
-    ("«https://a.example/x»…", ["https://a.example/x"]),
-    ("看https://a.example/x。好", ["https://a.example/x"]),
-    ("no :// link, nor http://", []),
-    ("https://a.example/https://b.example", ["https://a.example/https://b.example"]),
-])
+@pytest.mark.parametrize(
+    "text, links",
+    [
+        ("See https://en.example/wiki/A_(b), please", ["https://en.example/wiki/A_(b)"]),
+        ("[link](https://a.example/b)!", ["https://a.example/b"]),
+        ("<https://a.example/?q=1&r=2>", ["https://a.example/?q=1&r=2"]),
+        ("www.a.example. And WWW is not", ["www.a.example"]),
+        ("«https://a.example/x»…", ["https://a.example/x"]),
+        ("看https://a.example/x。好", ["https://a.example/x"]),
+        ("no :// link, nor http://", []),
+        ("https://a.example/https://b.example", ["https://a.example/https://b.example"]),
+    ],
+)
 def test_link_spans(text, links):
     assert [text[a:b] for a, b in link_spans(text)] == links
 
 
 def test_CUR_13_sentence_ends_of_many_scripts():
-    texts = ["你好。", "本当ですか？", "متى؟", "धन्यवाद।", 'He said "yes."', "(really!)", "ok…", "hello",
-             "see https://a.example/x", "first,"]
+    texts = [
+        "你好。",
+        "本当ですか？",
+        "متى؟",
+        "धन्यवाद।",
+        'He said "yes."',
+        "(really!)",
+        "ok…",
+        "hello",
+        "see https://a.example/x",
+        "first,",
+    ]
     assert [ends_sentence(text) for text in texts] == [True] * 7 + [False] * 3
     assert [bool(one(text)["ends_sentence"]) for text in texts] == [True] * 7 + [False] * 3
     assert signals([talk("a;")], ends=";")["ends_sentence"][0] == 1
@@ -88,7 +112,9 @@ def test_repeats_are_what_comes_after_the_first():
     assert one("aa bb", "c d", "aa bb", "c d")["top_2"] == np.float32(5 / 16)
 
 
-@given(st.lists(st.lists(st.text(st.sampled_from("ab \n.1é你😊\u200b"), max_size=40), min_size=1, max_size=3), max_size=6))
+@given(
+    st.lists(st.lists(st.text(st.sampled_from("ab \n.1é你😊\u200b"), max_size=40), min_size=1, max_size=3), max_size=6)
+)
 @settings(max_examples=60, deadline=None)
 def test_signals_are_shares_and_independent_of_company(texts):
     corpus = [talk(*turns, id=str(i)) for i, turns in enumerate(texts)]
@@ -102,16 +128,33 @@ def test_signals_are_shares_and_independent_of_company(texts):
 
 
 def test_same_numbers_in_every_process():
-    script = ("import hashlib; from cdr_lib.core.conversation import Conversation; from cdr_lib.curation.signals import signals;"
-              "f = signals([Conversation.make(str(i), ('user', 'word ' * i + 'ü你' * i)) for i in range(50)]);"
-              "print(hashlib.sha256(b''.join(c.tobytes() for c in f.values())).hexdigest())")
-    runs = {subprocess.run([sys.executable, "-c", script], env={"PYTHONHASHSEED": seed}, capture_output=True,
-                           check=True).stdout for seed in ("0", "1")}
+    script = (
+        "import hashlib; from cdr_lib.core.conversation import Conversation; from cdr_lib.curation.signals import signals;"
+        "f = signals([Conversation.make(str(i), ('user', 'word ' * i + 'ü你' * i)) for i in range(50)]);"
+        "print(hashlib.sha256(b''.join(c.tobytes() for c in f.values())).hexdigest())"
+    )
+    runs = {
+        subprocess.run(
+            [sys.executable, "-c", script], env={"PYTHONHASHSEED": seed}, capture_output=True, check=True
+        ).stdout
+        for seed in ("0", "1")
+    }
     assert len(runs) == 1
 
 
-@pytest.mark.parametrize("text", ["a" * 1_000_000, "ha " * 333_333, "\n" * 1_000_000, "https://a.example/" + ")" * 999_000,
-                                  "a://" * 250_000, "你" * 1_000_000, "www." * 250_000, "😊" * 1_000_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a" * 1_000_000,
+        "ha " * 333_333,
+        "\n" * 1_000_000,
+        "https://a.example/" + ")" * 999_000,
+        "a://" * 250_000,
+        "你" * 1_000_000,
+        "www." * 250_000,
+        "😊" * 1_000_000,
+    ],
+)
 def test_a_turn_of_a_million_characters(text):
     start = time.perf_counter()
     found = signals([talk("hi"), talk(text), talk("bye")])
@@ -125,7 +168,10 @@ def test_rules():
     assert first_failing(found).tolist() == [-1, 0]
     assert judge(found, [Rule("n_words", most=1, reason="long")]).tolist() == ["long", ""]
     # a share at the limit is inside, although 0.2 is no float32
-    assert judge({"url_ratio": np.array([0.2, 0.2001], np.float32)}, [Rule("url_ratio", most=0.2)]).tolist() == ["", "url_ratio"]
+    assert judge({"url_ratio": np.array([0.2, 0.2001], np.float32)}, [Rule("url_ratio", most=0.2)]).tolist() == [
+        "",
+        "url_ratio",
+    ]
     with pytest.raises(CdrError, match="known are"):
         Rule("nope", most=1)
     with pytest.raises(CdrError, match="missing"):
@@ -133,26 +179,44 @@ def test_rules():
     assert {rule.signal for rule in (*RULES, *GOPHER)} <= set(SIGNALS)
 
 
-@pytest.mark.parametrize("text, code", [
-    ("Could you tell me where the station is?", "en"), ("Können Sie mir sagen, wo der Bahnhof ist?", "de"),
-    ("¿Me puede decir dónde está la estación?", "es"), ("Pouvez-vous me dire où est la gare ?", "fr"),
-    ("Скажите, пожалуйста, где находится вокзал?", "ru"), ("請問車站在哪裡？", "zh"), ("駅はどこですか", "ja"), ("역이 어디예요?", "ko"),
-    ("สถานีอยู่ที่ไหน", "th"), ("Πού είναι ο σταθμός;", "el"), ("أين تقع محطة القطار من فضلك؟", "ar"),
-    ("क्या आप बता सकते हैं कि स्टेशन कहाँ है?", "hi"), ("ok", "und"), ("12:30, 4.50", "und"), ("", "und"), ("👍👍👍", "und"),
-    ("https://en.example/all/these/words/are/english", "und"),
-])
+@pytest.mark.parametrize(
+    "text, code",
+    [
+        ("Could you tell me where the station is?", "en"),
+        ("Können Sie mir sagen, wo der Bahnhof ist?", "de"),
+        ("¿Me puede decir dónde está la estación?", "es"),
+        ("Pouvez-vous me dire où est la gare ?", "fr"),
+        ("Скажите, пожалуйста, где находится вокзал?", "ru"),
+        ("請問車站在哪裡？", "zh"),
+        ("駅はどこですか", "ja"),
+        ("역이 어디예요?", "ko"),
+        ("สถานีอยู่ที่ไหน", "th"),
+        ("Πού είναι ο σταθμός;", "el"),
+        ("أين تقع محطة القطار من فضلك؟", "ar"),
+        ("क्या आप बता सकते हैं कि स्टेशन कहाँ है?", "hi"),
+        ("ok", "und"),
+        ("12:30, 4.50", "und"),
+        ("", "und"),
+        ("👍👍👍", "und"),
+        ("https://en.example/all/these/words/are/english", "und"),
+    ],
+)
 def test_language(text, code):
     codes, probabilities = detect([text])
     assert codes.tolist() == [code] and (probabilities[0] > 0) == (code != "und") and probabilities.dtype == np.float32
 
 
 def test_language_of_a_conversation():
-    assert detect_conversations([talk("hi", "ok", "ja bitte, gern", "vielen Dank und auf Wiedersehen")])[0].tolist() == ["de"]
+    assert detect_conversations([talk("hi", "ok", "ja bitte, gern", "vielen Dank und auf Wiedersehen")])[
+        0
+    ].tolist() == ["de"]
     assert detect_conversations([])[0].tolist() == []
     both = language_shares(talk("Where can I find the train station?", "ok", "Wo finde ich denn den Bahnhof?"))
     assert set(both) == {"en", "de"} and both["en"] == 35 / 65
     assert detect_conversations([talk("word " * 200_000, "你好" * 100_000)])[0][0] in ("en", "zh")
-    system = Conversation("s", (Turn("system", "You are a very helpful assistant who answers in German."), Turn("user", "你好")))
+    system = Conversation(
+        "s", (Turn("system", "You are a very helpful assistant who answers in German."), Turn("user", "你好"))
+    )
     assert detect_conversations([system])[0].tolist() == ["zh"]
 
 
@@ -185,5 +249,13 @@ def test_what_a_tool_returned_is_not_looked_at():
 
 
 def test_short_talk_is_kept_and_signs_are_not():
-    found = signals([talk("ok?", "yes!"), talk("hi", "hi!"), talk("Order 4711-0815", "ok"), talk("~~ <> 345.10 || :: 12"), talk("!!!", "???")])
+    found = signals(
+        [
+            talk("ok?", "yes!"),
+            talk("hi", "hi!"),
+            talk("Order 4711-0815", "ok"),
+            talk("~~ <> 345.10 || :: 12"),
+            talk("!!!", "???"),
+        ]
+    )
     assert judge(found).tolist() == ["", "", "", "few letters", "punctuation"]

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['UNDETERMINED', 'scripts', 'detect', 'detect_conversations', 'language_shares']
 
-# %% ../../nbs/curation/06_language.ipynb #367e6b8e
+# %% ../../nbs/curation/06_language.ipynb #a7bee728
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from ..core.config import CdrError
 from ..core.conversation import Conversation
 from .signals import link_spans
 
-# %% ../../nbs/curation/06_language.ipynb #248e15e9
+# %% ../../nbs/curation/06_language.ipynb #22300d2a
 _NAMED = {"CJK": "Han", "IDEOGRAPHIC": "Han", "KANGXI": "Han", "HANGUL": "Hangul", "HALFWIDTH": "", "FULLWIDTH": "",
           "MODIFIER": "Common", "MATHEMATICAL": "Common", "DOUBLE": "Common", "FEMININE": "Latin", "MASCULINE": "Latin",
           "MICRO": "Greek", "KELVIN": "Latin", "ANGSTROM": "Latin", "OHM": "Greek"}
@@ -45,12 +45,12 @@ def scripts(
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return {name: count / total for name, count in ranked}
 
-# %% ../../nbs/curation/06_language.ipynb #420db021
+# %% ../../nbs/curation/06_language.ipynb #9e5175b0
 UNDETERMINED = "und"
 _ONE_LANGUAGE = {"Hangul": "ko", "Hiragana": "ja", "Katakana": "ja", "Han": "zh", "Thai": "th", "Greek": "el",
                  "Armenian": "hy", "Georgian": "ka", "Khmer": "km", "Lao": "lo", "Tamil": "ta",
-                 "Telugu": "te", "Kannada": "kn", "Malayalam": "ml", "Sinhala": "si", "Gujarati": "gu", "Gurmukhi": "pa",
-                 "Oriya": "or", "Ethiopic": "am", "Myanmar": "my"}
+                 "Telugu": "te", "Kannada": "kn", "Malayalam": "ml", "Sinhala": "si", "Gujarati": "gu",
+                 "Gurmukhi": "pa", "Oriya": "or", "Ethiopic": "am", "Myanmar": "my"}
 
 
 @cache
@@ -93,10 +93,11 @@ def detect(
     return (np.array([code for code, _ in found], dtype=object),
             np.array([probability for _, probability in found], dtype=np.float32))
 
-# %% ../../nbs/curation/06_language.ipynb #ae917111
+# %% ../../nbs/curation/06_language.ipynb #330118af
 def _sample(conversation: Conversation, limit: int) -> str:
     "The heads of the turns, of equal length, within `limit`."
-    texts = [turn.text for turn in conversation.turns if turn.role != "system"] or [turn.text for turn in conversation.turns]
+    texts = [turn.text for turn in conversation.turns if turn.role != "system"]
+    texts = texts or [turn.text for turn in conversation.turns]
     if sum(map(len, texts)) <= limit:
         return "\n".join(texts)
     head = max(40, limit // len(texts))

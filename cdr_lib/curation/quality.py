@@ -7,7 +7,7 @@ __all__ = ['LABELS', 'FEATURES', 'BUCKETS', 'QualityModel', 'decide', 'labels_of
            'quality_scenes', 'quality_examples', 'LinearQuality', 'train_quality', 'load_quality', 'TextClassifier',
            'SequenceClassifier']
 
-# %% ../../nbs/curation/08_quality.ipynb #128d6792
+# %% ../../nbs/curation/08_quality.ipynb #274a0f10
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,9 +22,9 @@ from scipy import sparse
 from ..core.config import CdrError, data_dir, read_json, write_json
 from ..core.conversation import Conversation, Turn, is_blank, render
 from ..core.models import load_pretrained, pick_device, pick_dtype
-from .signals import SIGNALS, signals
+from .signals import signals
 
-# %% ../../nbs/curation/08_quality.ipynb #92f041ab
+# %% ../../nbs/curation/08_quality.ipynb #b07ed4d2
 LABELS = ("high", "middle", "low")
 
 
@@ -37,7 +37,7 @@ class QualityModel(Protocol):
         "Probability of each class; rows sum to 1."
         ...
 
-# %% ../../nbs/curation/08_quality.ipynb #ed2a968f
+# %% ../../nbs/curation/08_quality.ipynb #0e1a589c
 def decide(
     scores: np.ndarray,  # float [n, 3] from a `QualityModel`
     keep: Sequence[str] = ("high",),  # classes to keep
@@ -48,7 +48,7 @@ def decide(
         raise CdrError(f"keep={keep!r}: give a list with some of {', '.join(LABELS)}")
     scores = np.asarray(scores)
     if scores.ndim != 2 or scores.shape[1] != len(LABELS):
-        raise CdrError(f"quality scores have the shape {scores.shape}: they need {len(LABELS)} columns, {', '.join(LABELS)}")
+        raise CdrError(f"quality scores have the shape {scores.shape}: they need the columns {', '.join(LABELS)}")
     if not np.isfinite(scores).all():
         raise CdrError("a quality score is not finite: the model that made it is damaged")
     kept = [LABELS.index(label) for label in keep]
@@ -58,14 +58,15 @@ def decide(
 def labels_of(scores: np.ndarray) -> np.ndarray:  # object [n] of `LABELS`
     "The most probable class of each conversation; of equal ones the worse."
     worst_first = np.asarray(scores)[:, ::-1]
-    return np.array(LABELS[::-1], dtype=object)[worst_first.argmax(axis=1)] if len(worst_first) else np.array([], object)
+    return np.array(LABELS[::-1], dtype=object)[worst_first.argmax(axis=1)]
 
-# %% ../../nbs/curation/08_quality.ipynb #d01c2999
+# %% ../../nbs/curation/08_quality.ipynb #846ee08b
 _LOGGED = ("n_words", "n_turns")
-_USED = tuple(name for name in SIGNALS if name not in ("n_chars", "n_words", "n_turns", "n_blank", "dup_lines", "dup_paragraphs",
-                                                       "dup_paragraph_chars", "top_3", "top_4", *(f"dup_{n}" for n in range(6, 11))))
-FEATURES = (*(f"log_{name}" for name in _LOGGED), *_USED, "blank_turns", "turn_words", "answer_words", "answers", "tiny_turns",
-            "same_turns", "taken_up", "odd_words", "distinct_words", "questions", "left_open")
+# Of signals that say nearly the same, one is enough.
+_USED = ("role_balance", "user_share", "punctuation_ratio", "symbol_ratio", "digit_ratio", "url_ratio", "letter_ratio",
+         "upper_ratio", "word_length", "dup_line_chars", "top_2", "dup_5", "ends_sentence")
+FEATURES = (*(f"log_{name}" for name in _LOGGED), *_USED, "blank_turns", "turn_words", "answer_words", "answers",
+            "tiny_turns", "same_turns", "taken_up", "odd_words", "distinct_words", "questions", "left_open")
 _WORD = re.compile(r"[^\W\d_]+")
 _ODD = re.compile(r"[bcdfghjklmnpqrstvwxz]{5}|(.)\1\1|^[bcdfghjklmnpqrstvwxz]{4,}$|asdf|sdfg|dfgh|qwer|wert|zxcv")
 _HAN = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]")
@@ -151,7 +152,7 @@ def word_features(
     norms = np.sqrt(np.asarray(counts.multiply(counts).sum(axis=1)).ravel())
     return sparse.diags(1 / np.maximum(norms, 1)) @ counts
 
-# %% ../../nbs/curation/08_quality.ipynb #cdd18f8d
+# %% ../../nbs/curation/08_quality.ipynb #afc34b2b
 def quality_scenes(folder: str | Path | None = None) -> dict[str, dict]:
     "The scenes by domain, and the low ones under `low`."
     folder = Path(folder) if folder else data_dir() / "templates" / "quality"
@@ -202,7 +203,7 @@ def quality_examples(
     seed: int = 0,
     scenes: Mapping[str, dict] | None = None,
 ) -> list[Conversation]:  # label in `labels["quality"]`, domain in `meta["domain"]`
-    "Labelled conversations made of the scenes; a scene of `low.yaml` belongs to one domain, so that domains share none."
+    "Labelled conversations made of the scenes; each scene of `low.yaml` belongs to one domain alone."
     scenes = scenes if scenes is not None else quality_scenes()
     rng = np.random.default_rng(seed)
     domains = [name for name in scenes if name != "low"]
@@ -224,7 +225,8 @@ def quality_examples(
                 else:
                     texts = []
                     for _ in range(1 + int(rng.random() < 0.3)):
-                        texts = texts[:len(texts) // 2 * 2] + _filled(rng, own[label][rng.integers(len(own[label]))], own["slots"])
+                        scene = own[label][rng.integers(len(own[label]))]
+                        texts = texts[:len(texts) // 2 * 2] + _filled(rng, scene, own["slots"])
                     if len(texts) > 2 and rng.random() < 0.25:
                         texts = texts[:2]  # one question, one answer
                     if label == "middle" and rng.random() < 0.2:  # a good talk that breaks off
@@ -236,7 +238,7 @@ def quality_examples(
                 made.append(_talk(f"{domain}-{label}-{number}", texts, label, domain))
     return made
 
-# %% ../../nbs/curation/08_quality.ipynb #3d46e3b0
+# %% ../../nbs/curation/08_quality.ipynb #77defac6
 _WORD_SCALE = 6.0
 
 
@@ -263,9 +265,10 @@ class LinearQuality:
 
     def save(self, path: str | Path, facts: Mapping[str, Any]) -> Path:
         "Write the numbers and `facts` about them as JSON."
-        table = {feature: {"mean": float(self.mean[i]), "scale": float(self.scale[i]), **dict(zip(LABELS, self.weights[i].tolist()))}
-                 for i, feature in enumerate(FEATURES)}
-        words = {label: " ".join(f"{value:g}" for value in column) for label, column in zip(LABELS, self.words.T.tolist())}
+        table = {feature: {"mean": float(mean), "scale": float(scale), **dict(zip(LABELS, weights.tolist()))}
+                 for feature, mean, scale, weights in zip(FEATURES, self.mean, self.scale, self.weights)}
+        words = {label: " ".join(f"{value:g}" for value in column.tolist())
+                 for label, column in zip(LABELS, self.words.T)}
         return write_json(path, {"name": self.name, "bias": dict(zip(LABELS, self.bias.tolist())), "features": table,
                                  "words": words, "facts": dict(facts)})
 
@@ -298,10 +301,12 @@ def train_quality(
     if unknown := set(wanted) - set(LABELS):
         raise CdrError(f"the quality label {unknown.pop()!r} is none of {', '.join(LABELS)}")
     if missing := set(LABELS) - set(wanted):
-        raise CdrError(f"no example is labelled {', '.join(sorted(missing))}: training needs all of {', '.join(LABELS)}")
+        lacking = ", ".join(sorted(missing))
+        raise CdrError(f"no example is labelled {lacking}: training needs all of {', '.join(LABELS)}")
     values = quality_features(examples)
     mean, scale = values.mean(axis=0), np.maximum(values.std(axis=0), 1e-3)
-    inputs = sparse.hstack([sparse.csr_matrix(_standard(values, mean, scale)), word_features(examples) * _WORD_SCALE]).tocsr()
+    counted = sparse.csr_matrix(_standard(values, mean, scale))
+    inputs = sparse.hstack([counted, word_features(examples) * _WORD_SCALE]).tocsr()
     model = LogisticRegression(C=penalty, max_iter=1000, tol=1e-5)
     model.fit(inputs, [LABELS.index(label) for label in wanted])
     # three or four digits are more than the data supports, and the same everywhere
@@ -315,7 +320,7 @@ def load_quality(
     "The offline quality model."
     return LinearQuality.load(path or data_dir() / "models" / "quality" / "model.json")
 
-# %% ../../nbs/curation/08_quality.ipynb #8ed88b25
+# %% ../../nbs/curation/08_quality.ipynb #3d0f8eba
 def _headed(name: str, revision: str | None, config: Any, local: bool) -> Any:
     "An encoder with one linear layer on its first token, from a file with the parts `model.` and `fc.`."
     import torch
@@ -340,7 +345,8 @@ def _headed(name: str, revision: str | None, config: Any, local: bool) -> Any:
     network, weights = Headed(), load_file(path)
     missing, _ = network.load_state_dict(weights, strict=False)
     if missing := [key for key in missing if "pooler" not in key and "position_ids" not in key]:
-        raise CdrError(f"its file lacks {len(missing)} weights of a classifier, such as {missing[0]}: it was made for something else")
+        raise CdrError(f"its file lacks {len(missing)} weights of a classifier, such as {missing[0]}: "
+                       "it was made for something else")
     return network
 
 
@@ -394,12 +400,12 @@ class TextClassifier:
         order = np.argsort([-len(text) for text in texts], kind="stable")
         for start in range(0, len(texts), self.batch_size):
             rows = order[start:start + self.batch_size]
-            pieces = self.tokenizer([texts[row] for row in rows], truncation=True, max_length=self.max_length, padding=True,
-                                    return_tensors="pt").to(self.device)
+            pieces = self.tokenizer([texts[row] for row in rows], truncation=True, max_length=self.max_length,
+                                    padding=True, return_tensors="pt").to(self.device)
             with torch.inference_mode():
                 found[rows] = self.model(**pieces).logits.float().softmax(-1).cpu().numpy()
         if not np.isfinite(found).all():
-            raise CdrError(f"{self.name} gave NaN or infinity: its weights are damaged, or the precision is too small (dtype)")
+            raise CdrError(f"{self.name} gave NaN or infinity: its weights are damaged, or its dtype is too small")
         return found
 
 
@@ -413,7 +419,7 @@ class SequenceClassifier:
         self,
         name: str,
         revision: str | None = None,
-        labels: Mapping[str, str] | None = None,  # the model's label -> one of `LABELS`; None: by name (medium = middle)
+        labels: Mapping[str, str] | None = None,  # the model's label -> one of `LABELS`; None: by name
         device: str | None = None,
         dtype: str = "auto",
         batch_size: int = 16,
@@ -421,11 +427,12 @@ class SequenceClassifier:
     ):
         self.classifier = TextClassifier(name, revision, device, dtype, batch_size, max_length)
         self.name = name
-        meanings = labels if labels is not None else {label: _MEANS.get(label.strip().lower().split()[0].split("_")[0], "")
-                                                      for label in self.classifier.classes if label.strip()}
+        meanings = labels if labels is not None else {
+            label: _MEANS.get(re.split(r"[\s_-]", label.strip().lower())[0], "") for label in self.classifier.classes}
         wrong = [label for label in self.classifier.classes if meanings.get(label) not in LABELS]
         if wrong or set(meanings) - set(self.classifier.classes):
-            strange = f"; it has no label {', '.join(sorted(set(meanings) - set(self.classifier.classes)))}" if labels else ""
+            extra = ", ".join(sorted(set(meanings) - set(self.classifier.classes)))
+            strange = f"; it has no label {extra}" if extra else ""
             raise CdrError(f"{name} has the labels {', '.join(self.classifier.classes)}: say what each means by labels="
                            f"{{label: one of {', '.join(LABELS)}}}; missing: {', '.join(wrong) or 'none'}{strange}")
         self._columns = [LABELS.index(meanings[label]) for label in self.classifier.classes]
