@@ -367,3 +367,17 @@ def test_a_model_for_names(tmp_path):
         redact("Ann Lee met Bob, ann lee", names=lambda text: [(0, 7), (12, 15), (17, 24)])
         == "[NAME_1] met [NAME_2], [NAME_1]"
     )
+
+
+def test_a_generated_corpus_whose_data_is_known():
+    from cdr_lib.curation.dirty import dirty_corpus
+
+    checked = 0
+    for chat in dirty_corpus(2000, seed=3):
+        planted = [value for values in chat.labels.get("pii", {}).values() for value in values]
+        shown = "\n".join(turn.text for turn in redact(chat).turns)
+        assert not [value for value in planted if value in shown]
+        checked += len(planted)
+        if chat.labels["kind"] in ("clean", "short", "spam", "repeated"):
+            assert not [match for turn in chat.turns for match in find_pii(turn.text)], chat.id
+    assert checked > 50

@@ -259,3 +259,19 @@ def test_short_talk_is_kept_and_signs_are_not():
         ]
     )
     assert judge(found).tolist() == ["", "", "", "few letters", "punctuation"]
+
+
+def test_a_generated_corpus_whose_faults_are_known():
+    from cdr_lib.curation.dirty import dirty_corpus
+
+    corpus = list(dirty_corpus(3000, seed=5))
+    kinds, reasons = np.array([chat.labels["kind"] for chat in corpus]), judge(signals(corpus))
+    assert set(reasons[kinds == "clean"]) == {""} and set(reasons[kinds == "pii"]) == {""}
+    for kind, expected in (
+        ("blank", {"empty"}),
+        ("urls", {"urls"}),
+        ("spam", {"urls"}),
+        ("repeated", {"repeated lines"}),
+    ):
+        assert (kinds == kind).any() and set(reasons[kinds == kind]) == expected, kind
+    assert (reasons[kinds == "symbols"] != "").all()

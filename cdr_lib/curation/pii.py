@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KINDS', 'NameFinder', 'Item', 'Match', 'TransformerNames', 'find_pii', 'redact', 'pii_counts', 'pii_report']
 
-# %% ../../nbs/curation/07_pii.ipynb #98022366
+# %% ../../nbs/curation/07_pii.ipynb #ccdf9827
 import hashlib
 import hmac
 import ipaddress
@@ -20,7 +20,7 @@ import pandas as pd
 from ..core.config import CdrError
 from ..core.conversation import Conversation
 
-# %% ../../nbs/curation/07_pii.ipynb #77df2ae6
+# %% ../../nbs/curation/07_pii.ipynb #dfe3bd13
 KINDS = ("key", "iban", "card", "email", "ip", "phone", "name")  # where matches overlap, the earlier kind names them
 NameFinder = Callable[[str], Iterable[tuple[int, int]]]
 
@@ -35,7 +35,7 @@ class Match(NamedTuple):
 
 _Spans = Iterator[tuple[int, int]]
 
-# %% ../../nbs/curation/07_pii.ipynb #33c3ba86
+# %% ../../nbs/curation/07_pii.ipynb #3f25d8d7
 _WORD = r"[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9f]"
 _LOCAL = re.compile(rf"(?:{_WORD}|[.%'+~-])+\Z")
 _DOMAIN = re.compile(rf"(?:(?:{_WORD}|-){{1,63}}\.){{1,8}}(?:xn--[a-z0-9-]{{2,59}}|(?!\d){_WORD}{{2,24}})",
@@ -58,7 +58,7 @@ def _emails(text: str, region: str | None) -> _Spans:
     if re.search(r"[\[(]at[\])]", text, re.IGNORECASE):
         yield from (match.span() for match in _SPELLED.finditer(text))
 
-# %% ../../nbs/curation/07_pii.ipynb #6d40c7a0
+# %% ../../nbs/curation/07_pii.ipynb #e4d9d4bc
 _CARD = re.compile(r"(?<![\w.,-])(?=(\d{12,19}|\d{4}([ \u00a0\u202f.-])\d{4,6}(?:\2\d{1,7}){1,3})(?![\w]|[.,-]\d))")
 _ISSUERS = re.compile(r"4(?:\d{12}|\d{15}|\d{18})|(?:5[1-5]|222[1-9]|22[3-9]|2[3-6]|27[01]|2720)\d+|3[47]\d{13}"
                       r"|3(?:0[0-5]|[689])\d{11,16}|35\d{14,17}|6(?:011|4[4-9]|5|2)\d{10,17}"
@@ -111,7 +111,7 @@ def _ibans(text: str, region: str | None) -> _Spans:
         if not text[stop:stop + 1].isalnum() and int(moved) % 97 == 1:
             yield match.start(), stop
 
-# %% ../../nbs/curation/07_pii.ipynb #4cfd7038
+# %% ../../nbs/curation/07_pii.ipynb #e230098c
 _IPV4 = re.compile(r"(?<![\w.-])(?:\d{1,3}\.){3}\d{1,3}(?![\w-]|\.\d)")
 _IPV6 = re.compile(r"(?<![\w:.])(?=[0-9A-Fa-f]{0,39}:[0-9A-Fa-f]{0,39}:)[0-9A-Fa-f:]{2,39}"
                    r"(?:(?<=:)(?:\d{1,3}\.){3}\d{1,3})?(?![\w:])")
@@ -136,7 +136,7 @@ def _ips(text: str, region: str | None) -> _Spans:
             if not nobody and not (pattern is _IPV4 and _VERSIONED.search(before)):
                 yield match.span()
 
-# %% ../../nbs/curation/07_pii.ipynb #3b247737
+# %% ../../nbs/curation/07_pii.ipynb #a89dcb47
 _TOKENS = {  # what the text must contain before its pattern is tried
     "sk-": r"sk-(?=[\w-]{0,80}\d)[\w-]{16,256}", "k_": r"[srp]k_(?:live|test)_\w{10,}", "gh": r"gh[pousr]_\w{20,}",
     "github_pat_": r"github_pat_\w{20,}", "glpat-": r"glpat-[\w-]{16,}", "AKIA": r"AKIA[0-9A-Z]{16}",
@@ -155,6 +155,8 @@ _ASSIGNED = re.compile(r"(?:password|passwd|passphrase|pwd|secret|api[_ -]?key|a
                        r"[\"']?\s*[:=]\s*[\"']?((?=[^\s\"',;]{0,256}[A-Za-z])(?=[^\s\"',;]{0,256}[\d!$%&#@])"
                        r"[^\s\"',;]{6,256})", re.IGNORECASE)
 
+_NAMED_KEYS = ((("bearer", "basic", "token"), _BEARER), (("pass", "pwd", "secret", "key", "token"), _ASSIGNED))
+
 
 def _keys(text: str, region: str | None) -> _Spans:
     for hint, pattern in _TOKEN_PATTERNS.items():
@@ -164,12 +166,13 @@ def _keys(text: str, region: str | None) -> _Spans:
         yield from (match.span() for match in _BLOCK.finditer(text))
     if "://" in text and "@" in text:
         yield from (match.span() for match in _LOGIN.finditer(text))
-    if "=" in text or ":" in text or " " in text:
-        for pattern in (_BEARER, _ASSIGNED):
+    lowered = text.lower()
+    for words, pattern in _NAMED_KEYS:
+        if any(word in lowered for word in words):
             # a placeholder that stands in for a value is none
             yield from (match.span(1) for match in pattern.finditer(text) if match[1][0] not in "[<{$")
 
-# %% ../../nbs/curation/07_pii.ipynb #4194ae13
+# %% ../../nbs/curation/07_pii.ipynb #32845f4b
 _DIGITS = re.compile(r"(?<![\w.])[+(\uff0b]{0,2}\d(?:[\d \u00a0\u202f()/.\u2010-\u2013\uff0d-]{5,40})\d")
 _CALL = re.compile(r"(?:\bcall|phone|\btel|mobile|\bcell|\bfax|\btext|whats ?app|\bring|\bdial|reach|\bsms|\bnumber is"
                    r"|电话|手机|電話|тел|telefon|llam)[^\d+]{0,24}\Z", re.IGNORECASE)
@@ -212,7 +215,7 @@ def _phones(text: str, region: str | None) -> _Spans:
         found = list(read(span, phonenumbers.Leniency.POSSIBLE if likely else phonenumbers.Leniency.VALID))
         yield from found or ([span] if called and digits <= 15 else [])
 
-# %% ../../nbs/curation/07_pii.ipynb #4822acd2
+# %% ../../nbs/curation/07_pii.ipynb #ba3fb32a
 class TransformerNames:
     "Names by a token classification model (a label with PER, such as `B-PER`); weights as safetensors only."
 
@@ -253,7 +256,7 @@ class TransformerNames:
                 joined.append((start, stop))
         return joined
 
-# %% ../../nbs/curation/07_pii.ipynb #0027f1b0
+# %% ../../nbs/curation/07_pii.ipynb #dea2860a
 _FINDERS = {"key": _keys, "iban": _ibans, "card": _cards, "email": _emails, "ip": _ips, "phone": _phones}
 _DIGIT = re.compile(r"\d")
 
@@ -293,7 +296,7 @@ def find_pii(
             merged.append(match)
     return merged
 
-# %% ../../nbs/curation/07_pii.ipynb #4042e550
+# %% ../../nbs/curation/07_pii.ipynb #bc68a703
 Item = TypeVar("Item", str, Conversation)
 
 
@@ -382,7 +385,7 @@ def redact(
 
     return _map_conversation(item, change) if isinstance(item, Conversation) else change(item)
 
-# %% ../../nbs/curation/07_pii.ipynb #faf5ed06
+# %% ../../nbs/curation/07_pii.ipynb #a16d1a30
 def pii_counts(
     item: str | Conversation,
     kinds: Iterable[str] | None = None,

@@ -18,7 +18,7 @@ def peer_main(given: str, answer: str) -> None:
     from datatrove.pipeline.filters import GopherQualityFilter, GopherRepetitionFilter
 
     texts = json.loads(Path(given).read_text(encoding="utf-8"))
-    # Each text goes through both filters; each of them stops at the first limit that is broken. The tokenizer is loaded before.
+    # Each text goes through both filters; each stops at the first limit that is broken. The tokenizer is loaded before.
     filters = [GopherRepetitionFilter(), GopherQualityFilter(min_doc_words=1, min_stop_words=0)]
     list(map(filters[0].filter, [Document(text="one two three", id="0")] * 2))
     start = time.process_time()
