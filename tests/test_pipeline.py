@@ -348,6 +348,16 @@ def test_wrong_encoding_is_told_record_by_record(tmp_path):
     assert kept(result) == ["c0"] and row.stage == "read" and "UTF-8" in row.rule and row.place == "a.jsonl:2"
 
 
+def test_hostile_ids_and_a_first_record_that_is_broken(tmp_path):
+    turn = '"turns": [{"role": "user", "text": "fine"}]'
+    (tmp_path / "a.jsonl").write_text("\n".join([
+        '{"id": "\\ud83d", ' + turn + "}", '{"id": 5, ' + turn + "}", '{"id": ["x"], ' + turn + "}", '{"id": "\\u0000 ", ' + turn + "}",
+        '{"id": "ok, \\"q\\"\\nnew", ' + turn + "}", "{"]) + "\n")
+    result = curate({"stages": ["exact"]}, tmp_path / "out", tmp_path / "a.jsonl", progress=False)
+    assert kept(result) == ['ok, "q"\nnew'] and len(result.ledger()) == 5
+    assert [row.place for row in result.ledger().itertuples()] == [f"a.jsonl:{line}" for line in (1, 2, 3, 4, 6)]
+
+
 def test_damaged_and_mistaken_files(tmp_path):
     write_parquet(dirty_corpus(300), tmp_path / "a.parquet")
     data = (tmp_path / "a.parquet").read_bytes()

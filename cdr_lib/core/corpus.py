@@ -8,6 +8,7 @@ __all__ = ['FORMATS', 'guess_format', 'open_corpus']
 # %% ../../nbs/core/14_corpus.ipynb #74cbf8d7
 import csv
 import io
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -102,7 +103,9 @@ def _json_format(path: Path) -> str:
         head = file.read(1 << 16).decode("utf-8", "replace").removeprefix("\ufeff").lstrip()
     if head.startswith("{") and ".jsonl" not in path.suffixes and (name := _object_format(path, head)):
         return name
-    first = next(iter(json_records(path)), None)
+    # A broken first record says nothing about the format; readers report it.
+    records = list(itertools.islice(json_records(path), 100))
+    first = next((record for record in records if not record.problem), records[0] if records else None)
     if first is None:
         raise CdrError(f"{path}: the file has no records")
     if isinstance(first.value, list) and first.value and isinstance(first.value[0], Mapping):
