@@ -114,6 +114,9 @@ HELD = [
         ],
     ),
     ("key", "Authorization: Bearer {}", ["abc123def456ghi789"]),
+    ("key", "my password is {} now", ["hunter2"]),
+    ("key", "密码：{}。", ["abc123456"]),
+    ("key", "Mein Passwort ist {}", ["geheim99"]),
     ("key", "password: {}", ["hunter2!", "Tr0ub4dor&3"]),
 ]
 
@@ -171,6 +174,9 @@ CLEAR = [
     "password: required",
     "token: [KEY_1]",
     "2 x 4 x 6 = 48",
+    "git@github.com:org/repo.git",
+    "my password is incorrect!",
+    "the token is expired",
     "a PRIVATE KEY is secret",
     "1,000,000 and 2 000 000 people",
     "",

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KINDS', 'NameFinder', 'Item', 'Match', 'TransformerNames', 'find_pii', 'redact', 'pii_counts', 'pii_report']
 
-# %% ../../nbs/curation/07_pii.ipynb #ccdf9827
+# %% ../../nbs/curation/07_pii.ipynb #fe4929f0
 import hashlib
 import hmac
 import ipaddress
@@ -20,7 +20,7 @@ import pandas as pd
 from ..core.config import CdrError
 from ..core.conversation import Conversation
 
-# %% ../../nbs/curation/07_pii.ipynb #dfe3bd13
+# %% ../../nbs/curation/07_pii.ipynb #15fa17e6
 KINDS = ("key", "iban", "card", "email", "ip", "phone", "name")  # where matches overlap, the earlier kind names them
 NameFinder = Callable[[str], Iterable[tuple[int, int]]]
 
@@ -35,7 +35,7 @@ class Match(NamedTuple):
 
 _Spans = Iterator[tuple[int, int]]
 
-# %% ../../nbs/curation/07_pii.ipynb #3f25d8d7
+# %% ../../nbs/curation/07_pii.ipynb #d3876449
 _WORD = r"[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9f]"
 _LOCAL = re.compile(rf"(?:{_WORD}|[.%'+~-])+\Z")
 _DOMAIN = re.compile(rf"(?:(?:{_WORD}|-){{1,63}}\.){{1,8}}(?:xn--[a-z0-9-]{{2,59}}|(?!\d){_WORD}{{2,24}})",
@@ -52,13 +52,14 @@ def _emails(text: str, region: str | None) -> _Spans:
         domain = _DOMAIN.match(text, at + 1)
         if local and domain and domain[0].rsplit(".", 1)[-1].lower() not in _FILES:
             written = local[0].lstrip(".%'+~-")  # quotes and dashes before it belong to the sentence
-            if written and not written.endswith("."):
+            shell = written == "git" and text[domain.end():domain.end() + 1] == ":"  # where a repository lies
+            if written and not written.endswith(".") and not shell:
                 yield at - len(written), domain.end()
         at = text.find("@", at + 1)
     if re.search(r"[\[(]at[\])]", text, re.IGNORECASE):
         yield from (match.span() for match in _SPELLED.finditer(text))
 
-# %% ../../nbs/curation/07_pii.ipynb #e4d9d4bc
+# %% ../../nbs/curation/07_pii.ipynb #085ace7e
 _CARD = re.compile(r"(?<![\w.,-])(?=(\d{12,19}|\d{4}([ \u00a0\u202f.-])\d{4,6}(?:\2\d{1,7}){1,3})(?![\w]|[.,-]\d))")
 _ISSUERS = re.compile(r"4(?:\d{12}|\d{15}|\d{18})|(?:5[1-5]|222[1-9]|22[3-9]|2[3-6]|27[01]|2720)\d+|3[47]\d{13}"
                       r"|3(?:0[0-5]|[689])\d{11,16}|35\d{14,17}|6(?:011|4[4-9]|5|2)\d{10,17}"
@@ -111,7 +112,7 @@ def _ibans(text: str, region: str | None) -> _Spans:
         if not text[stop:stop + 1].isalnum() and int(moved) % 97 == 1:
             yield match.start(), stop
 
-# %% ../../nbs/curation/07_pii.ipynb #e230098c
+# %% ../../nbs/curation/07_pii.ipynb #b600f591
 _IPV4 = re.compile(r"(?<![\w.-])(?:\d{1,3}\.){3}\d{1,3}(?![\w-]|\.\d)")
 _IPV6 = re.compile(r"(?<![\w:.])(?=[0-9A-Fa-f]{0,39}:[0-9A-Fa-f]{0,39}:)[0-9A-Fa-f:]{2,39}"
                    r"(?:(?<=:)(?:\d{1,3}\.){3}\d{1,3})?(?![\w:])")
@@ -136,7 +137,7 @@ def _ips(text: str, region: str | None) -> _Spans:
             if not nobody and not (pattern is _IPV4 and _VERSIONED.search(before)):
                 yield match.span()
 
-# %% ../../nbs/curation/07_pii.ipynb #a89dcb47
+# %% ../../nbs/curation/07_pii.ipynb #b29a5056
 _TOKENS = {  # what the text must contain before its pattern is tried
     "sk-": r"sk-(?=[\w-]{0,80}\d)[\w-]{16,256}", "k_": r"[srp]k_(?:live|test)_\w{10,}", "gh": r"gh[pousr]_\w{20,}",
     "github_pat_": r"github_pat_\w{20,}", "glpat-": r"glpat-[\w-]{16,}", "AKIA": r"AKIA[0-9A-Z]{16}",
@@ -151,11 +152,14 @@ _BLOCK = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
                     r"(?:.{0,8000}?-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----"
                     r"|(?:\s+[A-Za-z0-9+/=]{16,})*)", re.DOTALL)
 _LOGIN = re.compile(r"(?<=://)[^\s/:@]{1,64}:[^\s/@]{1,128}(?=@)")
-_ASSIGNED = re.compile(r"(?:password|passwd|passphrase|pwd|secret|api[_ -]?key|access[_ -]?key|token)"
-                       r"[\"']?\s*[:=]\s*[\"']?((?=[^\s\"',;]{0,256}[A-Za-z])(?=[^\s\"',;]{0,256}[\d!$%&#@])"
-                       r"[^\s\"',;]{6,256})", re.IGNORECASE)
-
-_NAMED_KEYS = ((("bearer", "basic", "token"), _BEARER), (("pass", "pwd", "secret", "key", "token"), _ASSIGNED))
+_ASSIGNED = re.compile(r"(?:password|passwd|passphrase|pwd|secret|api[_ -]?key|access[_ -]?key|token|passwort"
+                       r"|kennwort|contraseña|mot de passe|senha|пароль|密码|密碼|パスワード)[\"']?"
+                       r"(?:\s*[:=\uff1a]\s*|\s+(?:is|ist|es|est|é):?\s+(?=\S{0,64}\d)|是(?=\S{0,64}\d))[\"']?"
+                       r"((?=[^\s\"',;]{0,256}[^\W\d_])(?=[^\s\"',;]{0,256}[\d!$%&#@])[^\s\"',;。，]{6,256})",
+                       re.IGNORECASE)
+_NAMED_KEYS = ((("bearer", "basic", "token"), _BEARER),
+               (("pass", "pwd", "secret", "key", "token", "kennwort", "contraseña", "senha", "пароль", "密码", "密碼",
+                 "パスワード"), _ASSIGNED))
 
 
 def _keys(text: str, region: str | None) -> _Spans:
@@ -172,10 +176,10 @@ def _keys(text: str, region: str | None) -> _Spans:
             # a placeholder that stands in for a value is none
             yield from (match.span(1) for match in pattern.finditer(text) if match[1][0] not in "[<{$")
 
-# %% ../../nbs/curation/07_pii.ipynb #32845f4b
+# %% ../../nbs/curation/07_pii.ipynb #9db0bc62
 _DIGITS = re.compile(r"(?<![\w.])[+(\uff0b]{0,2}\d(?:[\d \u00a0\u202f()/.\u2010-\u2013\uff0d-]{5,40})\d")
-_CALL = re.compile(r"(?:\bcall|phone|\btel|mobile|\bcell|\bfax|\btext|whats ?app|\bring|\bdial|reach|\bsms|\bnumber is"
-                   r"|电话|手机|電話|тел|telefon|llam)[^\d+]{0,24}\Z", re.IGNORECASE)
+_CALL = re.compile(r"(?:\bcall|phone|\bph\b|\btel|mobile|\bcell|\bfax|\btext|whats ?app|\bring|\bdial|reach|\bsms"
+                   r"|\bnumber is|电话|手机|電話|тел|telefon|llam)[^\d+]{0,24}\Z", re.IGNORECASE)
 _NO_CALL = re.compile(r"(?:\b(?:orders?|invoice|ticket|tracking|booking|reservation|reference|confirmation|account"
                       r"|customer|serial|model|part|sku|isbn|issn|ean|imei|case|(?<!area )code|policy|flight|version)\b"
                       r"[^\d+.!?]{0,16}"
@@ -215,7 +219,7 @@ def _phones(text: str, region: str | None) -> _Spans:
         found = list(read(span, phonenumbers.Leniency.POSSIBLE if likely else phonenumbers.Leniency.VALID))
         yield from found or ([span] if called and digits <= 15 else [])
 
-# %% ../../nbs/curation/07_pii.ipynb #ba3fb32a
+# %% ../../nbs/curation/07_pii.ipynb #8bbbd17a
 class TransformerNames:
     "Names by a token classification model (a label with PER, such as `B-PER`); weights as safetensors only."
 
@@ -256,7 +260,7 @@ class TransformerNames:
                 joined.append((start, stop))
         return joined
 
-# %% ../../nbs/curation/07_pii.ipynb #dea2860a
+# %% ../../nbs/curation/07_pii.ipynb #4ae09f87
 _FINDERS = {"key": _keys, "iban": _ibans, "card": _cards, "email": _emails, "ip": _ips, "phone": _phones}
 _DIGIT = re.compile(r"\d")
 
@@ -296,7 +300,7 @@ def find_pii(
             merged.append(match)
     return merged
 
-# %% ../../nbs/curation/07_pii.ipynb #bc68a703
+# %% ../../nbs/curation/07_pii.ipynb #2f4b84ec
 Item = TypeVar("Item", str, Conversation)
 
 
@@ -385,7 +389,7 @@ def redact(
 
     return _map_conversation(item, change) if isinstance(item, Conversation) else change(item)
 
-# %% ../../nbs/curation/07_pii.ipynb #a16d1a30
+# %% ../../nbs/curation/07_pii.ipynb #cadffc70
 def pii_counts(
     item: str | Conversation,
     kinds: Iterable[str] | None = None,
