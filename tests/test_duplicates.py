@@ -611,10 +611,11 @@ def test_duplicates_show_themselves():
     assert _shingles([], FuzzyConfig())[0].dtype == np.uint64
 
 
-def test_long_common_prompts_do_not_make_it_quadratic():
+@pytest.mark.parametrize("own", [60, 40, 20])  # similarity 0.4, 0.57, 0.76
+def test_long_common_prompts_do_not_make_it_quadratic(own):
     rng = np.random.default_rng(0)
-    prompt = " ".join(f"rule{i}" for i in range(110))
-    texts = [f"{prompt} " + " ".join(map(str, rng.integers(0, 5000, 40))) for _ in range(15_000)]
+    prompt = " ".join(f"rule{i}" for i in range(150 - own))
+    texts = [f"{prompt} " + " ".join(map(str, rng.integers(0, 5000, own))) for _ in range(15_000)]
     texts += [f"{text} bye" for text in texts[:50]]
     found = fuzzy_duplicates(sketch(texts), np.arange(len(texts)), progress=False)
     assert found.survivor.tolist() == [*range(15_000), *range(50)]

@@ -6,7 +6,7 @@
 __all__ = ['SHINGLES', 'FuzzyConfig', 'Sketches', 'sketch', 'fuzzy_duplicates', 'drop_fuzzy', 'fuzzy_pairs', 'score_pairs',
            'score_kept']
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #966a1f49
+# %% ../../nbs/curation/03_fuzzy.ipynb #f5703c9a
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ from .exact import normal_text
 from .settle import (Duplicates, Pairs, _first_independent, _leaders, _mask, _order, _rows_of,
                                      conversation_ranks, settle_groups, split_dropped)
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #78bac45b
+# %% ../../nbs/curation/03_fuzzy.ipynb #98468ebe
 SHINGLES = ("auto", "word", "char")
 
 
@@ -68,7 +68,7 @@ class FuzzyConfig:
             bands, rows = self.layout
         return 1 - (1 - np.asarray(similarity, dtype=float) ** rows) ** bands
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #89e75119
+# %% ../../nbs/curation/03_fuzzy.ipynb #31b4cece
 _GAP, _WORD, _CONTINUOUS, _HIDDEN = range(4)
 _UNSPACED = ((0xe00, 0xfff), (0x1000, 0x109f), (0x1780, 0x17ff), (0x19e0, 0x19ff), (0x1b00, 0x1b7f), (0x3005, 0x3007),
              (0x3040, 0x312f), (0x31a0, 0x31bf), (0x31f0, 0x31ff), (0x3400, 0x4dbf), (0x4e00, 0xa4cf), (0xa980, 0xa9ff),
@@ -116,7 +116,7 @@ def _unspaced(texts: Sequence[str]) -> np.ndarray:  # bool [n]
     counts = [np.diff(np.cumsum(classes == kind)[ends]) for kind in (_WORD, _CONTINUOUS)]
     return (counts[1] > 0) & (counts[1] >= counts[0])
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #6bdab07a
+# %% ../../nbs/curation/03_fuzzy.ipynb #a024f1e3
 _ODD = 0x9e3779b97f4a7c15  # the golden ratio, in 64 bits
 
 
@@ -177,7 +177,7 @@ def _grams(tokens: np.ndarray, first: np.ndarray, size: int) -> tuple[np.ndarray
     inside = mixed[_rows_of(first, np.arange(len(counts)), counts)]
     return _mixed(inside) >> np.uint64(16), counts
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #00583684
+# %% ../../nbs/curation/03_fuzzy.ipynb #14b7b7bf
 def _shingles(texts: Sequence[str], config: FuzzyConfig) -> tuple[np.ndarray, np.ndarray]:  # uint64 flat, int64 [n]
     "Sorted sets of shingles, one after the other, and their sizes."
     ascii_text = np.fromiter(map(str.isascii, texts), bool, len(texts))
@@ -224,7 +224,7 @@ def _sorted_sets(flat: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> tu
         result[_rows_of(begins, rows, sizes[rows])] = values
     return result, sizes
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #9cd77534
+# %% ../../nbs/curation/03_fuzzy.ipynb #cc2ee856
 def _signatures(flat: np.ndarray, counts: np.ndarray, config: FuzzyConfig) -> np.ndarray:  # uint32 [permutations, n]
     "MinHash signatures of texts with at least one shingle each."
     random = np.random.default_rng(config.seed)
@@ -251,7 +251,7 @@ def _band_keys(signatures: np.ndarray, config: FuzzyConfig) -> np.ndarray:  # ui
         _mixed(keys)
     return keys.T
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #9ea96527
+# %% ../../nbs/curation/03_fuzzy.ipynb #63b8ba46
 @dataclass(frozen=True)
 class Sketches:
     "Band keys and sets of shingles of n texts."
@@ -414,14 +414,18 @@ def sketch(
     flat, bands, counts, lengths, whole = map(np.concatenate, zip(*done))
     return Sketches(bands, (flat,), np.concatenate([[0], np.cumsum(counts)]), lengths, whole, config)
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #079c5fee
+# %% ../../nbs/curation/03_fuzzy.ipynb #29cf8237
+_LOOKS, _LIES, _BOTH = 1, 2, 3  # a text looks into a bucket, lies in it, or both
+
+
 @dataclass(frozen=True)
 class _Buckets:
-    "Texts that share a band key with another one, by bucket. Texts are numbered in order of preference."
+    "Where texts meet: one that looks into a bucket meets those that lie in it. Texts are numbered in order of preference."
 
     starts: np.ndarray  # int64 [buckets + 1]
-    of_text: np.ndarray  # int64 [texts + 1], where the buckets of each text begin in `buckets`
-    buckets: np.ndarray  # int32
+    of_text: np.ndarray  # int64 [texts + 1], where the entries of each text begin
+    buckets: np.ndarray  # int32 [entries]
+    ways: np.ndarray  # uint8 [entries]
 
     @staticmethod
     def of(sketches: Sketches, rows: np.ndarray, threshold: float, large: int = 256) -> "_Buckets":
@@ -433,20 +437,24 @@ class _Buckets:
             crowded[members[crowd]] = True
             texts.append(members[~crowd].astype(np.int32))
             sizes.append(size[size <= large])
+        ways = [np.full(sum(map(len, texts)), _BOTH, np.uint8)]
         if crowded.any():
-            members, size = _prefix_buckets(sketches, rows, np.flatnonzero(crowded), threshold)
+            members, size, way = _prefix_buckets(sketches, rows, np.flatnonzero(crowded), threshold)
             texts.append(members)
             sizes.append(size)
-        texts, sizes = np.concatenate(texts), np.concatenate(sizes)
+            ways.append(way)
+        texts, sizes, ways = map(np.concatenate, (texts, sizes, ways))
         order = np.argsort(texts, kind="stable")
         buckets = np.repeat(np.arange(len(sizes), dtype=np.int32), sizes)[order]
         of_text = np.concatenate([[0], np.cumsum(np.bincount(texts, minlength=len(rows)))])
-        return _Buckets(np.concatenate([[0], np.cumsum(sizes)]), of_text, buckets)
+        return _Buckets(np.concatenate([[0], np.cumsum(sizes)]), of_text, buckets, ways[order])
 
-    def entries(self, texts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # texts int64, buckets int32
-        "Each text with each of its buckets."
+    def entries(self, texts: np.ndarray, way: int) -> tuple[np.ndarray, np.ndarray]:  # texts int64, buckets int32
+        "Each text with each bucket that it looks into, or lies in."
         counts = self.of_text[texts + 1] - self.of_text[texts]
-        return np.repeat(texts, counts), self.buckets[_rows_of(self.of_text, texts, counts)]
+        places = _rows_of(self.of_text, texts, counts)
+        some = (self.ways[places] & way) > 0
+        return np.repeat(texts, counts)[some], self.buckets[places[some]]
 
 
 def _runs(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # places int64, sizes int64
@@ -459,8 +467,8 @@ def _runs(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # places int64, s
 
 
 def _prefix_buckets(sketches: Sketches, rows: np.ndarray, texts: np.ndarray,
-                    threshold: float) -> tuple[np.ndarray, np.ndarray]:  # texts int32, sizes int64
-    "Buckets of `texts` by their rarest shingles, so many that two similar texts cannot but share one."
+                    threshold: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # texts int32, sizes int64, ways uint8
+    "Buckets of `texts` by their rarest shingles, so that any two similar texts meet."
     sizes = np.diff(sketches.offsets)[rows[texts]]
     work, slots = np.cumsum(sizes), 1 << 24
     # Counts of hashed shingles: where two share a slot, the order of rarity is another, and as good.
@@ -468,25 +476,36 @@ def _prefix_buckets(sketches: Sketches, rows: np.ndarray, texts: np.ndarray,
     for some in _slices(work, 1 << 20):
         np.add.at(counts, sketches.sets(rows[texts[some]])[0] & np.uint64(slots - 1), 1)
     np.minimum(counts, (1 << 20) - 1, out=counts)
-    owners, keys = [], []
-    for some in _slices(work, 1 << 20):
+    owners, keys, inner = [], [], []
+    low_bits = np.uint64((1 << 50) - 1)
+    for some in (part for piece in _slices(work, 1 << 20) for part in _cut(piece, 1 << 14)):
         flat, size = sketches.sets(rows[texts[some]])
         rarity = counts[flat & np.uint64(slots - 1)].astype(np.uint64)
+        # From above: 14 bits for the text, 20 for the rarity, 30 for the shingle.
         key = (rarity << np.uint64(30)) | (flat >> np.uint64(18))
-        for low in range(0, len(size), 1 << 14):  # the number of a text takes the upper 14 bits
-            part = size[low:low + (1 << 14)]
-            begin = size[:low].sum()
-            number = np.repeat(np.arange(len(part), dtype=np.uint64), part)
-            own = key[begin:begin + part.sum()] | (number << np.uint64(50))
-            own.sort()
-            first = part - np.ceil((threshold - 1e-6) * part).astype(np.int64) + 1
-            first = own[_rows_of(np.cumsum(part) - part, np.arange(len(part)), np.minimum(first, part))]
-            # What occurs once is shared with nobody.
-            first = first[(first & np.uint64((1 << 50) - 1)) >= np.uint64(2 << 30)]
-            owners.append(texts[some][low + (first >> np.uint64(50)).astype(np.int64)].astype(np.int32))
-            keys.append(first & np.uint64((1 << 50) - 1))
-    members, sizes = _runs(np.concatenate(keys))
-    return np.concatenate(owners)[members], sizes
+        key |= np.repeat(np.arange(len(size), dtype=np.uint64), size) << np.uint64(50)
+        key.sort()
+        long, short = (size - np.ceil((share - 1e-6) * size).astype(np.int64) + 1
+                       for share in (threshold, 2 * threshold / (1 + threshold)))
+        long = np.minimum(long, size)
+        first = key[_rows_of(np.cumsum(size) - size, np.arange(len(size)), long)]
+        inside = np.arange(len(first)) - np.repeat(np.cumsum(long) - long, long) < np.repeat(short, long)
+        # What occurs once is shared with nobody.
+        shared = (first & low_bits) >= np.uint64(2 << 30)
+        first, inside = first[shared], inside[shared]
+        owners.append(texts[some][(first >> np.uint64(50)).astype(np.int64)].astype(np.int32))
+        keys.append((first & low_bits) << np.uint64(1))
+        inner.append(inside)
+    owners, keys, inner = map(np.concatenate, (owners, keys, inner))
+    # The even bucket of a shingle holds texts with it in the short prefix, the odd one those with it further on.
+    members, sizes = _runs(np.concatenate([keys, keys | np.uint64(1)]))
+    ways = np.concatenate([np.where(inner, _BOTH, _LOOKS), np.where(inner, _LOOKS, _LIES)]).astype(np.uint8)
+    return owners[members % max(1, len(owners))], sizes, ways[members]
+
+
+def _cut(piece: slice, most: int) -> Iterator[slice]:
+    for low in range(piece.start, piece.stop, most):
+        yield slice(low, min(low + most, piece.stop))
 
 
 class _Greedy:
@@ -545,7 +564,7 @@ class _Greedy:
         self.found.append((early[both], late[both], similarity[both]))
 
     def keep(self, texts: np.ndarray) -> np.ndarray:  # the buckets that they went to
-        texts, buckets = self.buckets.entries(texts)
+        texts, buckets = self.buckets.entries(texts, _LIES)
         order = np.argsort(buckets, kind="stable")
         texts, buckets = texts[order], buckets[order]
         unique, begins, counts = np.unique(buckets, return_index=True, return_counts=True)
@@ -557,23 +576,21 @@ class _Greedy:
 
     def inside(self, texts: np.ndarray) -> tuple[int, np.ndarray, np.ndarray]:
         "How many of the first texts to compare with each other, and their pairs that share a bucket."
-        owner, bucket = self.buckets.entries(texts)
-        key = np.sort((bucket.astype(np.int64) << 32) | np.searchsorted(texts, owner))
-        bucket, place = key >> 32, key & 0xffffffff
-        begins = np.flatnonzero(np.diff(bucket, prepend=-1))
-        begin = np.repeat(begins, np.diff(np.append(begins, len(key))))
-        before = np.arange(len(key)) - begin
-        pairs = np.cumsum(np.bincount(place, weights=before, minlength=len(texts)))
+        looking, lying = (np.sort((bucket.astype(np.int64) << 32) | np.searchsorted(texts, owner))
+                          for owner, bucket in (self.buckets.entries(texts, way) for way in (_LOOKS, _LIES)))
+        late = looking & 0xffffffff
+        begin = np.searchsorted(lying, looking - late)
+        before = np.searchsorted(lying, looking) - begin
+        pairs = np.cumsum(np.bincount(late, weights=before, minlength=len(texts)))
         head = max(1, int(np.searchsorted(pairs, self.budget, side="right")))
-        some = (place < head) & (before > 0)
-        late = np.repeat(place[some], before[some])
-        early = place[_rows_of(begin[some], np.arange(some.sum()), before[some])]
-        code = np.unique(late * len(texts) + early)
+        some = (late < head) & (before > 0)
+        early = lying[_rows_of(begin[some], np.arange(some.sum()), before[some])] & 0xffffffff
+        code = np.unique(np.repeat(late[some], before[some]) * len(texts) + early)
         return head, texts[code % len(texts)], texts[code // len(texts)]
 
     def against_kept(self, texts: np.ndarray, newest: np.ndarray) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         "Similar pairs of `texts` and the kept texts in their buckets, of which the `newest` so many are looked at."
-        owner, bucket = self.buckets.entries(texts)
+        owner, bucket = self.buckets.entries(texts, _LOOKS)
         counts = newest[bucket].astype(np.int64)
         some = counts > 0
         owner, bucket, counts = owner[some], bucket[some], counts[some]
@@ -632,7 +649,7 @@ def _checked(sketches: Sketches, config: FuzzyConfig | None) -> FuzzyConfig:
                        "and would miss pairs below: make new ones")
     return config
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #3fb6d2ee
+# %% ../../nbs/curation/03_fuzzy.ipynb #82996aab
 def drop_fuzzy(
     conversations: Sequence[Conversation],
     config: FuzzyConfig = FuzzyConfig(),
@@ -645,7 +662,7 @@ def drop_fuzzy(
     sketches = sketch((render(item.turns, "text") for item in conversations), config)
     return split_dropped(conversations, fuzzy_duplicates(sketches, rank, evaluation=evaluation, progress=progress))
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #ff3b448e
+# %% ../../nbs/curation/03_fuzzy.ipynb #c1b3cc29
 def fuzzy_pairs(
     sketches: Sketches,
     config: FuzzyConfig | None = None,
