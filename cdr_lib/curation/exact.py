@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['normal_text', 'exact_keys', 'exact_duplicates', 'drop_exact', 'repeated_turns']
 
-# %% ../../nbs/curation/02_exact.ipynb #63ede113
+# %% ../../nbs/curation/02_exact.ipynb #67b3582c
 import hashlib
 import re
 import unicodedata
@@ -18,7 +18,7 @@ from ..core.config import CdrError
 from ..core.conversation import Conversation
 from .settle import Duplicates, conversation_ranks, settle_groups, split_dropped
 
-# %% ../../nbs/curation/02_exact.ipynb #00dfd51d
+# %% ../../nbs/curation/02_exact.ipynb #3ccc632a
 _HIDDEN = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f"
                      "\ufeff\ufff9-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a]")
 
@@ -35,7 +35,7 @@ def normal_text(text: str) -> str:
         text = " ".join(unicodedata.normalize("NFC", _HIDDEN.sub("", text)).split())
     return text
 
-# %% ../../nbs/curation/02_exact.ipynb #bcd7e095
+# %% ../../nbs/curation/02_exact.ipynb #abdf6da3
 def exact_keys(
     conversations: Iterable[Conversation],
     first: int | None = None,  # compare the first turns that show something; None = all
@@ -73,7 +73,7 @@ def exact_duplicates(
     groups[order] = np.cumsum(new)
     return settle_groups(groups, [], [], [], rank, evaluation)
 
-# %% ../../nbs/curation/02_exact.ipynb #e681136d
+# %% ../../nbs/curation/02_exact.ipynb #59b650ff
 def drop_exact(
     conversations: Sequence[Conversation],
     first: int | None = None,  # compare the first turns that show something; None = all
@@ -85,7 +85,7 @@ def drop_exact(
     rank, evaluation = conversation_ranks(conversations, evaluation)
     return split_dropped(conversations, exact_duplicates(exact_keys(conversations, first, roles), rank, evaluation))
 
-# %% ../../nbs/curation/02_exact.ipynb #6a181c3e
+# %% ../../nbs/curation/02_exact.ipynb #7f4f6593
 def repeated_turns(
     conversations: Iterable[Conversation],
     least: int = 3,  # conversations that a turn must occur in

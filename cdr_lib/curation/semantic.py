@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BLOCKS', 'NeighbourPairs', 'neighbour_pairs', 'semantic_duplicates', 'drop_semantic']
 
-# %% ../../nbs/curation/04_semantic.ipynb #50641d88
+# %% ../../nbs/curation/04_semantic.ipynb #d151c670
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from ..core.encoders import Encoder, embed, get_encoder
 from ..core.store import Store
 from .settle import Duplicates, Pairs, conversation_ranks, settle_groups, split_dropped
 
-# %% ../../nbs/curation/04_semantic.ipynb #3f8aaad0
+# %% ../../nbs/curation/04_semantic.ipynb #a992cf27
 @dataclass(frozen=True)
 class NeighbourPairs(Pairs):
     "Similar pairs of distinct vectors, and which vectors are equal."
@@ -118,7 +118,7 @@ def _tiles(vectors: np.ndarray, rows: np.ndarray, floor: float,
             found.append((rows[left[left < right]], rows[right[left < right]]))
         yield high - low, *map(np.concatenate, zip(*found))
 
-# %% ../../nbs/curation/04_semantic.ipynb #595baf9d
+# %% ../../nbs/curation/04_semantic.ipynb #3916c712
 BLOCKS = (None, "kmeans")
 
 
@@ -195,7 +195,7 @@ def semantic_duplicates(
     near = pairs.at(threshold)
     return settle_groups(pairs.groups, near.left, near.right, near.similarity, rank, evaluation)
 
-# %% ../../nbs/curation/04_semantic.ipynb #d4f26d97
+# %% ../../nbs/curation/04_semantic.ipynb #7253bdae
 def drop_semantic(
     conversations: Sequence[Conversation],
     threshold: float = 0.9,  # least cosine of a duplicate; its meaning depends on the encoder

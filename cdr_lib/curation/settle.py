@@ -6,7 +6,7 @@
 __all__ = ['EVALUATION_SPLITS', 'preference', 'Duplicates', 'settle', 'settle_groups', 'Pairs', 'in_evaluation',
            'conversation_ranks', 'split_dropped']
 
-# %% ../../nbs/curation/01_settle.ipynb #e6f31ded
+# %% ../../nbs/curation/01_settle.ipynb #90cc6859
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +16,7 @@ import pandas as pd
 from ..core.config import CdrError
 from ..core.conversation import Conversation, render
 
-# %% ../../nbs/curation/01_settle.ipynb #6c89e571
+# %% ../../nbs/curation/01_settle.ipynb #cbc39771
 def preference(
     lengths,  # int [n], such as characters
     ids: Sequence[str],  # distinct
@@ -57,7 +57,7 @@ def _order(rank, evaluation: np.ndarray) -> np.ndarray:  # int64 [n], rows in th
         raise CdrError(f"rank must hold each of 0 .. {n - 1} once, as `preference` makes it")
     return np.lexsort((rank, ~evaluation))
 
-# %% ../../nbs/curation/01_settle.ipynb #fc78065f
+# %% ../../nbs/curation/01_settle.ipynb #a54bf60c
 @dataclass(frozen=True)
 class Duplicates:
     "Who falls to whom. Arrays with an entry per row; `survivor[i] == i` where row i is kept."
@@ -95,7 +95,7 @@ class Duplicates:
         return (f"<p>{len(self):,} rows: {int(self.kept.sum()):,} kept, {int((~self.kept).sum()):,} fall to "
                 f"{len(sizes):,} of them; the largest cluster holds {int(sizes.max()) if len(sizes) else 1:,}</p>")
 
-# %% ../../nbs/curation/01_settle.ipynb #c0e6e279
+# %% ../../nbs/curation/01_settle.ipynb #88e549e5
 def _rows_of(
     starts: np.ndarray,  # where each row begins in a flat array
     rows: np.ndarray,
@@ -168,7 +168,7 @@ def settle(
     score[order[loser[best]]] = similarity[best]
     return Duplicates(survivor, score, copies)
 
-# %% ../../nbs/curation/01_settle.ipynb #0e426d7d
+# %% ../../nbs/curation/01_settle.ipynb #e3976d93
 def settle_groups(
     groups,  # int [n]: rows with one number are identical; a row that is a copy of nothing has a number of its own
     left,  # int [pairs], any row of a group stands for the group
@@ -203,7 +203,7 @@ def _leaders(groups: np.ndarray, rank, evaluation: np.ndarray) -> np.ndarray:  #
     leader[by_group] = by_group[np.maximum.accumulate(np.where(new, np.arange(len(groups)), 0))]
     return leader
 
-# %% ../../nbs/curation/01_settle.ipynb #e6fbdbde
+# %% ../../nbs/curation/01_settle.ipynb #14746b67
 @dataclass(frozen=True)
 class Pairs:
     "Pairs of similar rows, each once, down to `floor`."
@@ -236,7 +236,7 @@ class Pairs:
         sides = [[ids[i] for i in side[order]] if ids is not None else side[order] for side in (self.left, self.right)]
         return pd.DataFrame({"left": sides[0], "right": sides[1], "similarity": self.similarity[order]})
 
-# %% ../../nbs/curation/01_settle.ipynb #2d589d38
+# %% ../../nbs/curation/01_settle.ipynb #ff511f9b
 EVALUATION_SPLITS = ("test", "testing", "dev", "development", "val", "valid", "validation", "eval", "evaluation")
 
 
