@@ -6,13 +6,14 @@
 __all__ = ['GUIDELINES', 'KEYS', 'Tasks', 'annotation_tasks', 'Sitting', 'AnnotationForm', 'prompt_annotator', 'export_tasks',
            'read_tasks', 'Imported', 'import_verdicts', 'SimulatedAnnotator', 'expected_agreement', 'expected_majority']
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #54724a5a
+# %% ../../nbs/benchmark/05_annotate.ipynb #3569acbb
 import csv
 import dataclasses
 import io
 import itertools
 import re
 import textwrap
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from ..core.config import CdrError, json_dumps, text_hash, write_text
 from ..core.conversation import BadRecord, Conversation, Turn, conversation_html, escape_html, is_blank, printable
 from ..core.records import existing_file, json_lines
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #d5670d76
+# %% ../../nbs/benchmark/05_annotate.ipynb #1587ef1f
 GUIDELINES = (
     "Relevant: the conversation as a whole shows what the query describes. All parts of the query must be met.",
     "Mind who does what. A query about users is not met by an assistant who does the same, nor the other way round.",
@@ -96,7 +97,7 @@ def annotation_tasks(
         pairs = zip(pairs["query"], pairs["conversation"])
     return Tasks(tuple(pairs), queries, conversations, tuple(guidelines))
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #be81e904
+# %% ../../nbs/benchmark/05_annotate.ipynb #398ec08a
 class Sitting:
     "One annotator's way through the tasks; every answer is in the log before the next pair is shown."
 
@@ -112,20 +113,17 @@ class Sitting:
             raise CdrError("annotator: a name is needed, so that verdicts can be told apart")
         self.tasks, self.annotator, self.round = tasks, annotator.strip(), round
         self.log = log if isinstance(log, VerdictLog) else VerdictLog(log)
-        others = {verdict.kind for verdict in self.log if verdict.judge == self.annotator} - {"person"}
-        if others:
-            raise CdrError(f"annotator: {self.annotator!r} is the name of a {others.pop()} in {self.log.path}")
+        if (kind := self.log.kinds.get(self.annotator, "person")) != "person":
+            raise CdrError(f"annotator: {self.annotator!r} is the name of a {kind} in {self.log.path}")
         self._order = tasks.order(self.annotator, seed)
         self._asked = set(self._order)
         self._at: int | None = None  # place among the judged pairs after going back; None: at the next open pair
         self._next()
 
     def _next(self) -> None:
-        left = self.log.refresh().pending(self._order, self.annotator, self.round or None)
-        open_pairs = set(left)
-        self._left = left
-        self._judged = [verdict.pair for verdict in self.log if verdict.judge == self.annotator
-                        and verdict.pair in self._asked - open_pairs]
+        self._left = self.log.refresh().pending(self._order, self.annotator, self.round or None)
+        judged = self._asked.difference(self._left)
+        self._judged = [verdict.pair for verdict in self.log.by(self.annotator) if verdict.pair in judged]
 
     @property
     def pair(self) -> tuple[str, str] | None:
@@ -181,7 +179,7 @@ class Sitting:
     def __repr__(self) -> str:
         return f"Sitting({self.annotator!r}: {self.done:,} of {len(self.tasks):,} pairs judged)"
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #fc6b2e14
+# %% ../../nbs/benchmark/05_annotate.ipynb #ac475130
 KEYS = {"y": "relevant", "n": "irrelevant", "u": "unsure"}
 _BACK, _GUIDE = "b", "g"
 _SAFE = 'class="tex2jax_ignore mathjax_ignore"'  # MathJax leaves elements of these classes alone
@@ -212,7 +210,8 @@ def _conversation_html(sitting: Sitting) -> str:
         return ""
     shown = sitting.tasks.conversations[sitting.pair[1]]
     # Neither id nor source: they may tell where a conversation comes from.
-    return conversation_html(dataclasses.replace(shown, id="conversation", source=""))
+    plain = conversation_html(dataclasses.replace(shown, id="conversation", source=""))
+    return f'<div style="line-height:1.45">{plain}</div>'
 
 
 class AnnotationForm:
@@ -225,10 +224,11 @@ class AnnotationForm:
         annotator: str,  # the name under which verdicts are kept
         round: str = "",  # the stage that asks
         seed: int = 0,
+        pause: float = 0.3,  # seconds that a pair is shown before an answer counts
     ):
         import ipywidgets as widgets
 
-        self.sitting = Sitting(tasks, log, annotator, round, seed)
+        self.sitting, self.pause, self._shown_at = Sitting(tasks, log, annotator, round, seed), pause, 0.0
         self._query, self._conversation, self._note = widgets.HTML(), widgets.HTML(), widgets.HTML()
         self._guidelines, self._unfolded = widgets.HTML(_guidelines_html(tasks, False)), False
         self._keys = widgets.Text(placeholder="click, then y / n / u / b", layout=widgets.Layout(width="14em"))
@@ -236,8 +236,9 @@ class AnnotationForm:
         self._reason = widgets.Text(placeholder="reason (optional)", continuous_update=False,
                                     layout=widgets.Layout(width="26em"))
         self._buttons = {key: widgets.Button(description=f"{text} ({key})", button_style=style, tooltip=text)
-                         for key, text, style in (("y", "Relevant", "success"), ("n", "Irrelevant", "danger"),
-                                                  ("u", "Unsure", ""), (_BACK, "Back", ""), (_GUIDE, "Guidelines", ""))}
+                         for key, text, style in (("y", "Relevant", "primary"), ("n", "Irrelevant", "primary"),
+                                                  ("u", "Unsure", "primary"), (_BACK, "Back", ""),
+                                                  (_GUIDE, "Guidelines", ""))}
         for key, button in self._buttons.items():
             button.on_click(lambda _, key=key: self._pressed(key))
         self._keys.observe(self._typed, "value")
@@ -252,10 +253,10 @@ class AnnotationForm:
             return
         # Emptied first: what the browser sends next is then a key of its own.
         self._keys.value = ""
-        if len(typed) == 1:
-            self.press(typed)
+        if len(typed) > 1 or typed in KEYS and time.monotonic() - self._shown_at < self.pause:
+            self._say("That was too fast: nothing was recorded. Look at this pair, then press its key.")
         elif typed:
-            self._say("One key at a time: nothing was recorded. Look at this pair, then press its key.")
+            self.press(typed)
 
     def _pressed(self, key: str) -> None:
         self.press(key)
@@ -275,7 +276,8 @@ class AnnotationForm:
                 moved = self.sitting.back()
                 self._show("" if moved else "There is nothing to go back to.")
             elif key not in KEYS:
-                self._say(f"The key {key!r} means nothing here: y relevant, n irrelevant, u unsure, b back, g guidelines.")
+                self._say(f"The key {key!r} means nothing here: y relevant, n irrelevant, u unsure, b back, "
+                          "g guidelines.")
             elif self.sitting.pair is not None:
                 self.sitting.answer(KEYS[key], self._reason.value)
                 self._show()
@@ -294,10 +296,11 @@ class AnnotationForm:
         for key in KEYS:
             self._buttons[key].disabled = over
         self._say(note)
+        self._shown_at = time.monotonic()
 
     def preview(self) -> str:  # HTML
         "The form as it stands, without what needs a kernel: for pages."
-        keys = " · ".join(f"<kbd>{key}</kbd> {escape_html(button.tooltip.lower())}" for key, button in self._buttons.items())
+        keys = " · ".join(f"<kbd>{key}</kbd> {button.tooltip.lower()}" for key, button in self._buttons.items())
         return (f"<div>{self._guidelines.value}{self._query.value}<p>{keys}</p>{self._note.value}"
                 f"{self._conversation.value}</div>")
 
@@ -305,13 +308,13 @@ class AnnotationForm:
         return {**self.widget._repr_mimebundle_(**kwargs), "text/html": self.preview(),
                 "text/plain": f"AnnotationForm: {self.sitting.done:,} of {len(self.sitting.tasks):,} pairs judged"}
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #b6ac5ed1
-_HELP = "y relevant · n irrelevant · u unsure · b back · g guidelines · q quit; after the key a reason, if you like"
+# %% ../../nbs/benchmark/05_annotate.ipynb #c8119d4e
+_HELP = "y relevant · n irrelevant · u unsure · b back · g guidelines · q quit; a reason may follow the key"
 
 
 def _wrapped(text: str, indent: str = "") -> str:
-    return "\n".join(textwrap.fill(line, 96, initial_indent=indent, subsequent_indent=indent, replace_whitespace=False)
-                     if line.strip() else "" for line in printable(text).split("\n"))
+    wrapper = textwrap.TextWrapper(96, initial_indent=indent, subsequent_indent=indent, replace_whitespace=False)
+    return "\n".join(wrapper.fill(line) for line in printable(text).split("\n"))
 
 
 def _terminal_text(sitting: Sitting) -> str:
@@ -364,7 +367,7 @@ def prompt_annotator(
     write(f"{sitting.done:,} of {len(tasks):,} pairs judged, in {sitting.log.path}.")
     return sitting
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #9204707c
+# %% ../../nbs/benchmark/05_annotate.ipynb #229c9f8f
 _FIELDS = ("query", "conversation", "query_text", "conversation_text", "annotator", "verdict", "reason")
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 _CELL = 32_000  # a spreadsheet cuts cells beyond 32,767 characters
@@ -434,7 +437,7 @@ def read_tasks(
         pairs.append((query, id))
     return Tasks(tuple(pairs), queries, conversations, tuple(guidelines))
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #12af200c
+# %% ../../nbs/benchmark/05_annotate.ipynb #37384c89
 _WORDS = {"relevant": ("relevant", "y", "yes", "1", "true"),
           "irrelevant": ("irrelevant", "not relevant", "n", "no", "0", "false"), "unsure": ("unsure", "u", "?")}
 _VERDICT_OF = {word: verdict for verdict, words in _WORDS.items() for word in words}
@@ -504,11 +507,13 @@ def import_verdicts(
         if wrong := [name for name, value in texts.items() if not isinstance(value, str)]:
             problems.append((line, f"{wrong[0]} is {type(texts[wrong[0]]).__name__}, not text"))
             continue
-        pair, word, name = (texts["query"], texts["conversation"]), texts["verdict"].strip().lower(), texts["annotator"].strip()
+        pair, word = (texts["query"], texts["conversation"]), texts["verdict"].strip().lower()
+        name = texts["annotator"].strip()
         who = name or annotator.strip()
         if pair not in pairs:
-            unknown = [f"{what} {id!r}" for what, id, known in zip(("query", "conversation"), pair,
-                                                                   (tasks.queries, tasks.conversations)) if id not in known]
+            unknown = [f"{what} {id!r}" for what, id, known in (("query", pair[0], tasks.queries),
+                                                                ("conversation", pair[1], tasks.conversations))
+                       if id not in known]
             problems.append((line, f"unknown {' and '.join(unknown)}" if unknown else
                              f"nobody asked about query {pair[0]!r} and conversation {pair[1]!r}"))
         elif not word:
@@ -529,8 +534,9 @@ def import_verdicts(
             if before and before.verdict == verdict and (not round or before.round == round):
                 unchanged += 1
             elif before and not replace and (not round or before.round == round):
-                problems.append((line, f"{who!r} has said {before.verdict} of query {pair[0]!r}, conversation {pair[1]!r} "
-                                       f"at {before.time}, and says {verdict} here: replace=True takes the change"))
+                problems.append((line, f"{who!r} has said {before.verdict} of query {pair[0]!r}, conversation "
+                                       f"{pair[1]!r} at {before.time}, and says {verdict} here: replace=True takes the "
+                                       "change"))
             else:
                 new.append(Verdict(*pair, who, "person", verdict, reason=texts["reason"].strip(), round=round,
                                    replaces=before is not None))
@@ -541,7 +547,7 @@ def import_verdicts(
     log.extend(new)
     return Imported(len(new), unchanged, unanswered)
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #c114ab8e
+# %% ../../nbs/benchmark/05_annotate.ipynb #8b5d27ad
 @dataclass(frozen=True)
 class SimulatedAnnotator:
     "An annotator who knows the truth and errs at stated rates."
@@ -599,8 +605,8 @@ def expected_agreement(
 ) -> pd.DataFrame:  # measure, judges, value, observed: the rows of `verdicts.agreement`
     "What the coefficients of agreement tend to with many pairs, from the error rates alone."
     if len(annotators) < 2 or not 0 <= prevalence <= 1:
-        raise CdrError(f"expected_agreement: {len(annotators)} annotators and a prevalence of {prevalence}: at least two "
-                       "are needed, and a share between 0 and 1")
+        raise CdrError(f"expected_agreement: {len(annotators)} annotators and a prevalence of {prevalence}: at least "
+                       "two are needed, and a share between 0 and 1")
     # Probability of each answer: [truth, annotator, verdict].
     chances = np.array([[[one.chances(truth)[verdict] for verdict in VERDICTS] for one in annotators]
                         for truth in (True, False)])
@@ -614,11 +620,13 @@ def expected_agreement(
     for a, b in itertools.combinations(range(len(annotators)), 2):
         observed = float(weights @ (chances[:, a] * chances[:, b]).sum(1))
         all_observed.append(observed)
-        rows.append(row("Cohen's kappa", f"{annotators[a].name}, {annotators[b].name}", observed, float(shares[a] @ shares[b])))
+        who = f"{annotators[a].name}, {annotators[b].name}"
+        rows.append(row("Cohen's kappa", who, observed, float(shares[a] @ shares[b])))
     pooled, observed = shares.mean(0), float(np.mean(all_observed))
     everyone = f"all {len(annotators)}"
     # With many pairs the small-sample correction of alpha vanishes.
-    rows += [row(measure, everyone, observed, float(pooled @ pooled)) for measure in ("Fleiss' kappa", "Krippendorff's alpha")]
+    rows += [row(measure, everyone, observed, float(pooled @ pooled))
+             for measure in ("Fleiss' kappa", "Krippendorff's alpha")]
     return pd.DataFrame(rows, columns=["measure", "judges", "value", "observed"])
 
 

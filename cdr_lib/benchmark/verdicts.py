@@ -6,9 +6,8 @@
 __all__ = ['KINDS', 'VERDICTS', 'NO_CONSENSUS', 'UNSURE', 'now', 'Verdict', 'VerdictLog', 'majority', 'ratings', 'Agreement',
            'cohen_kappa', 'fleiss_kappa', 'krippendorff_alpha', 'agreement']
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #753a3235
+# %% ../../nbs/benchmark/04_verdicts.ipynb #af46a3c3
 import datetime
-import json
 import math
 import os
 import warnings
@@ -25,7 +24,7 @@ from ..core.config import CdrError, json_dumps
 from ..core.conversation import BadRecord, escape_html, is_blank
 from ..core.records import excerpt, parse_json
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #b6ba6255
+# %% ../../nbs/benchmark/04_verdicts.ipynb #67191af0
 KINDS = ("person", "model", "llm", "rule")
 VERDICTS = ("relevant", "irrelevant", "unsure")
 
@@ -73,7 +72,8 @@ class Verdict:
             raise BadRecord(f"replaces is {self.replaces!r}, neither true nor false")
         try:
             # Python 3.10 does not know the Z.
-            zone = datetime.datetime.fromisoformat(self.time.removesuffix("Z") + "+00:00" * self.time.endswith("Z")).tzinfo
+            plain = self.time.removesuffix("Z") + "+00:00" * self.time.endswith("Z")
+            zone = datetime.datetime.fromisoformat(plain).tzinfo
         except ValueError as error:
             raise BadRecord(f"time {self.time!r} is not ISO 8601: {error}") from None
         if zone is None:
@@ -87,8 +87,8 @@ class Verdict:
     def to_dict(self) -> dict:
         "Plain JSON form; empty fields are left out."
         row = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {name: value for name, value in row.items()
-                if name in ("query", "conversation", "judge", "kind", "verdict", "time") or value not in (None, "", False)}
+        optional = ("score", "reason", "round", "replaces")
+        return {name: value for name, value in row.items() if name not in optional or value not in (None, "", False)}
 
     @classmethod
     def from_dict(cls, row: Any) -> "Verdict":
@@ -103,13 +103,13 @@ class Verdict:
             raise BadRecord(f"a verdict lacks {', '.join(missing)}")
         return cls(**row)
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #cf14cfe4
+# %% ../../nbs/benchmark/04_verdicts.ipynb #16ab5c48
 try:
     import fcntl
 except ImportError:  # not a POSIX system: one writer at a time, please
     fcntl = None
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #6237aa32
+# %% ../../nbs/benchmark/04_verdicts.ipynb #5dd5ddad
 _COLUMNS = [item.name for item in fields(Verdict)]
 
 
@@ -125,8 +125,8 @@ class VerdictLog:
         self.path, self.queries, self.conversations = Path(path), queries, conversations
         self.torn = ""  # what a kill left of a line
         self._all: list[Verdict] = []
-        self._standing: dict[tuple[str, str, str], int] = {}  # query, conversation, judge -> place in `_all`
-        self._kinds: dict[str, str] = {}
+        self._standing: dict[str, dict[tuple[str, str], int]] = {}  # judge -> pair -> place in `_all`
+        self.kinds: dict[str, str] = {}  # judge -> one of `KINDS`
         self._read_to, self._lines = 0, 0
         if self.path.is_dir():
             raise CdrError(f"{self.path} is a folder, not a file of verdicts")
@@ -173,8 +173,9 @@ class VerdictLog:
         for what, known in (("query", self.queries), ("conversation", self.conversations)):
             if known is not None and getattr(verdict, what) not in known:
                 raise CdrError(f"{where}: {what} {getattr(verdict, what)!r} is unknown")
-        if (kind := self._kinds.get(verdict.judge, verdict.kind)) != verdict.kind:
-            raise CdrError(f"{where}: the judge {verdict.judge!r} is a {kind} in earlier verdicts, and a {verdict.kind} here")
+        if (kind := self.kinds.get(verdict.judge, verdict.kind)) != verdict.kind:
+            raise CdrError(f"{where}: the judge {verdict.judge!r} is a {kind} in earlier verdicts, "
+                           f"and a {verdict.kind} here")
         earlier = self.get(*verdict.pair, verdict.judge)
         what = f"{verdict.judge!r} on query {verdict.query!r}, conversation {verdict.conversation!r}"
         if earlier and not verdict.replaces:
@@ -184,8 +185,8 @@ class VerdictLog:
             raise CdrError(f"{where}: a verdict of {what} replaces an earlier one, but there is none")
 
     def _take(self, verdict: Verdict) -> None:
-        self._standing[(*verdict.pair, verdict.judge)] = len(self._all)
-        self._kinds[verdict.judge] = verdict.kind
+        self._standing.setdefault(verdict.judge, {})[verdict.pair] = len(self._all)
+        self.kinds[verdict.judge] = verdict.kind
         self._all.append(verdict)
 
     def add(self, verdict: Verdict) -> Verdict:
@@ -202,14 +203,13 @@ class VerdictLog:
             self._absorb(file)
             if self.torn:
                 file.truncate(self._read_to)
-            undo: list[tuple[tuple[str, str, str], int | None]] = []
+            undo: list[tuple[Verdict, int | None]] = []
             try:
                 for verdict in verdicts:
                     self._check(verdict, f"{self.path}, new")
-                    key = (*verdict.pair, verdict.judge)
-                    earlier = self._standing.get(key)
+                    earlier = self._standing.get(verdict.judge, {}).get(verdict.pair)
                     self._take(verdict)
-                    undo.append((key, earlier))
+                    undo.append((verdict, earlier))
                 file.seek(0, os.SEEK_END)
                 data = b"".join(json_dumps(verdict.to_dict()).encode() + b"\n" for verdict in verdicts)
                 # An editor may have left the last line without its end.
@@ -226,15 +226,15 @@ class VerdictLog:
             self._lines += data.count(b"\n")
         return verdicts
 
-    def _forget(self, undo: list[tuple[tuple[str, str, str], int | None]]) -> None:
+    def _forget(self, undo: list[tuple[Verdict, int | None]]) -> None:
         "Take back what was not written; what was, in spite of an error, is read again next time."
-        for key, place in reversed(undo):
+        for verdict, place in reversed(undo):
             if place is None:
-                del self._standing[key]
+                del self._standing[verdict.judge][verdict.pair]
             else:
-                self._standing[key] = place
+                self._standing[verdict.judge][verdict.pair] = place
         del self._all[len(self._all) - len(undo):]
-        self._kinds = {verdict.judge: verdict.kind for verdict in self._all}
+        self.kinds = {verdict.judge: verdict.kind for verdict in self._all}
 
     @staticmethod
     def _last_byte(file: Any) -> bytes:
@@ -253,8 +253,12 @@ class VerdictLog:
 
     def get(self, query: str, conversation: str, judge: str) -> Verdict | None:
         "The verdict of a judge on a pair that stands, None if there is none."
-        place = self._standing.get((query, conversation, judge))
+        place = self._standing.get(judge, {}).get((query, conversation))
         return None if place is None else self._all[place]
+
+    def by(self, judge: str) -> list[Verdict]:
+        "The verdicts of a judge that stand, in the order of the file."
+        return [self._all[place] for place in sorted(self._standing.get(judge, {}).values())]
 
     def history(self, query: str, conversation: str) -> list[Verdict]:
         "All that was ever said of a pair, in order: its record of provenance."
@@ -267,8 +271,8 @@ class VerdictLog:
         round: str | None = None,  # count only verdicts of this round as done; None: of any
     ) -> list[tuple[str, str]]:
         "The pairs that a judge has yet to judge, in their order."
-        done = {self._all[place].pair for (_, _, name), place in self._standing.items()
-                if name == judge and round in (None, self._all[place].round)}
+        done = {pair for pair, place in self._standing.get(judge, {}).items()
+                if round in (None, self._all[place].round)}
         return [pair for pair in map(tuple, pairs) if pair not in done]
 
     def frame(
@@ -276,22 +280,25 @@ class VerdictLog:
         every: bool = False,  # replaced verdicts too
     ) -> pd.DataFrame:  # columns as the fields of `Verdict`; with `every` also `standing`
         "One row per verdict, in the order of the file; a score that is not there is NaN."
-        standing = set(self._standing.values())
+        standing = set(self._places())
         rows = [(*(getattr(verdict, name) for name in _COLUMNS), place in standing)
                 for place, verdict in enumerate(self._all) if every or place in standing]
         frame = pd.DataFrame(rows, columns=[*_COLUMNS, "standing"]).astype({"score": "float64"})
         return frame if every else frame.drop(columns="standing")
 
+    def _places(self) -> list[int]:
+        return sorted(place for pairs in self._standing.values() for place in pairs.values())
+
     def __len__(self) -> int:
         "Verdicts that stand."
-        return len(self._standing)
+        return sum(map(len, self._standing.values()))
 
     def __iter__(self) -> Iterator[Verdict]:
-        return (self._all[place] for place in sorted(self._standing.values()))
+        return (self._all[place] for place in self._places())
 
     def __repr__(self) -> str:
-        replaced = len(self._all) - len(self)
-        return (f"VerdictLog({str(self.path)!r}: {len(self):,} verdicts by {len(self._kinds)} judges"
+        replaced, judges = len(self._all) - len(self), len(self.kinds)
+        return (f"VerdictLog({str(self.path)!r}: {len(self):,} verdicts by {judges} judge{'s' * (judges != 1)}"
                 + f", {replaced:,} replaced" * bool(replaced) + ", torn last line" * bool(self.torn) + ")")
 
     def _repr_html_(self) -> str:
@@ -302,7 +309,7 @@ class VerdictLog:
                        for key, row in zip(counts.index, counts.to_numpy()))
         return f"<p>{escape_html(repr(self))}</p><table><tr>{head}</tr>{rows}</table>"
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #88234e40
+# %% ../../nbs/benchmark/04_verdicts.ipynb #3b955bf2
 NO_CONSENSUS = "no consensus"
 _COUNTS = ["relevant", "irrelevant", "unsure"]
 
@@ -337,7 +344,7 @@ def majority(
     order = pd.MultiIndex.from_frame(frame[["query", "conversation"]].drop_duplicates())
     return counts.reindex(order).reset_index()
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #03146953
+# %% ../../nbs/benchmark/04_verdicts.ipynb #5cb6df28
 UNSURE = ("category", "missing")
 
 
@@ -363,7 +370,7 @@ def ratings(
         table = table.mask(table == "unsure")
     return table.where(table.notna(), None)
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #95ceab5a
+# %% ../../nbs/benchmark/04_verdicts.ipynb #132fc798
 @dataclass(frozen=True)
 class Agreement:
     "A coefficient of agreement with its interval, and what it was computed from."
@@ -387,7 +394,8 @@ class Agreement:
 def _codes(values: Any, what: str) -> tuple[np.ndarray, list]:  # integers, -1 where there is no answer; the labels
     "A table of answers as numbers."
     if len(values):
-        table = np.array([[*row] for row in (values.to_numpy() if hasattr(values, "to_numpy") else values)], dtype=object)
+        values = values.to_numpy() if hasattr(values, "to_numpy") else values
+        table = np.array([[*row] for row in values], dtype=object)
     else:
         table = np.empty((0, 0), dtype=object)
     if table.ndim != 2:
@@ -408,7 +416,7 @@ def _counts(codes: np.ndarray, labels: Sequence) -> np.ndarray:  # [pairs, label
 def _agreement(
     measure: str,
     features: np.ndarray,  # [pairs, f]: the statistic is a function of their sums
-    statistic: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],  # sums [n, f] -> (value, NaN if undefined; observed)
+    statistic: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],  # sums [n, f] -> (value or NaN, observed)
     judges: int,
     nothing: str,  # why there may be no pairs
     level: float,
@@ -444,7 +452,7 @@ def _corrected(observed: np.ndarray, chance: np.ndarray) -> np.ndarray:
     # Shares that sum to one leave a rounding error where nothing is left.
     return np.divide(observed - chance, room, out=np.full(len(room), np.nan), where=room > 1e-12)
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #fd47f9f2
+# %% ../../nbs/benchmark/04_verdicts.ipynb #085af71f
 def cohen_kappa(
     a: Iterable,  # answers of one judge, any labels; None or NaN where there is none
     b: Iterable,  # of the other, in the same order
@@ -455,7 +463,8 @@ def cohen_kappa(
     "Cohen's kappa of two judges, over the pairs that both have answered (Cohen 1960)."
     a, b = list(a), list(b)
     if len(a) != len(b):
-        raise CdrError(f"cohen_kappa: {len(a)} answers of one judge and {len(b)} of the other: give both for the same pairs")
+        raise CdrError(f"cohen_kappa: {len(a)} answers of one judge and {len(b)} of the other: give both for the same "
+                       "pairs")
     codes, labels = _codes(list(zip(a, b)), "cohen_kappa")
     k = len(labels)
     codes = codes[(codes >= 0).all(1)] if codes.size else codes.reshape(0, 2)
@@ -479,7 +488,7 @@ def fleiss_kappa(
     codes, labels = _codes(table, "fleiss_kappa")
     judges = codes.shape[1]
     if not labels:
-        return _agreement("Fleiss' kappa", np.empty((0, 0)), lambda sums: (sums, sums), judges, "no answers", level, n, seed)
+        return Agreement("Fleiss' kappa", None, None, None, None, 0, judges, "no answers")
     counts = _counts(codes, labels)
     m = counts.sum(1)
     if len(sizes := np.unique(m)) > 1:
@@ -519,9 +528,10 @@ def krippendorff_alpha(
         return _corrected(observed, 1 - (total ** 2 - (each ** 2).sum(1)) / (total * (total - 1))), observed
 
     features = np.column_stack([counts, differ]) if len(counts) else np.empty((0, 0))
-    return _agreement("Krippendorff's alpha", features, statistic, codes.shape[1], "no pair has two answers", level, n, seed)
+    judges, nothing = codes.shape[1], "no pair has two answers"
+    return _agreement("Krippendorff's alpha", features, statistic, judges, nothing, level, n, seed)
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #0dab52bf
+# %% ../../nbs/benchmark/04_verdicts.ipynb #c6116153
 def agreement(
     frame: pd.DataFrame,  # as `VerdictLog.frame` gives it, of the judges to compare
     unsure: str = "category",  # see `ratings`
