@@ -6,7 +6,7 @@
 __all__ = ['GUIDELINES', 'KEYS', 'Tasks', 'annotation_tasks', 'Sitting', 'AnnotationForm', 'prompt_annotator', 'export_tasks',
            'read_tasks', 'Imported', 'import_verdicts', 'SimulatedAnnotator', 'expected_agreement', 'expected_majority']
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #3569acbb
+# %% ../../nbs/benchmark/05_annotate.ipynb #2466b012
 import csv
 import dataclasses
 import io
@@ -27,7 +27,7 @@ from ..core.config import CdrError, json_dumps, text_hash, write_text
 from ..core.conversation import BadRecord, Conversation, Turn, conversation_html, escape_html, is_blank, printable
 from ..core.records import existing_file, json_lines
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #1587ef1f
+# %% ../../nbs/benchmark/05_annotate.ipynb #b68b7f04
 GUIDELINES = (
     "Relevant: the conversation as a whole shows what the query describes. All parts of the query must be met.",
     "Mind who does what. A query about users is not met by an assistant who does the same, nor the other way round.",
@@ -97,7 +97,7 @@ def annotation_tasks(
         pairs = zip(pairs["query"], pairs["conversation"])
     return Tasks(tuple(pairs), queries, conversations, tuple(guidelines))
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #398ec08a
+# %% ../../nbs/benchmark/05_annotate.ipynb #26dbc0f8
 class Sitting:
     "One annotator's way through the tasks; every answer is in the log before the next pair is shown."
 
@@ -179,7 +179,7 @@ class Sitting:
     def __repr__(self) -> str:
         return f"Sitting({self.annotator!r}: {self.done:,} of {len(self.tasks):,} pairs judged)"
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #ac475130
+# %% ../../nbs/benchmark/05_annotate.ipynb #950da0f1
 KEYS = {"y": "relevant", "n": "irrelevant", "u": "unsure"}
 _BACK, _GUIDE = "b", "g"
 _SAFE = 'class="tex2jax_ignore mathjax_ignore"'  # MathJax leaves elements of these classes alone
@@ -308,7 +308,7 @@ class AnnotationForm:
         return {**self.widget._repr_mimebundle_(**kwargs), "text/html": self.preview(),
                 "text/plain": f"AnnotationForm: {self.sitting.done:,} of {len(self.sitting.tasks):,} pairs judged"}
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #c8119d4e
+# %% ../../nbs/benchmark/05_annotate.ipynb #6dba9337
 _HELP = "y relevant · n irrelevant · u unsure · b back · g guidelines · q quit; a reason may follow the key"
 
 
@@ -367,7 +367,7 @@ def prompt_annotator(
     write(f"{sitting.done:,} of {len(tasks):,} pairs judged, in {sitting.log.path}.")
     return sitting
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #229c9f8f
+# %% ../../nbs/benchmark/05_annotate.ipynb #099ce413
 _FIELDS = ("query", "conversation", "query_text", "conversation_text", "annotator", "verdict", "reason")
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 _CELL = 32_000  # a spreadsheet cuts cells beyond 32,767 characters
@@ -437,7 +437,7 @@ def read_tasks(
         pairs.append((query, id))
     return Tasks(tuple(pairs), queries, conversations, tuple(guidelines))
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #37384c89
+# %% ../../nbs/benchmark/05_annotate.ipynb #732d5f47
 _WORDS = {"relevant": ("relevant", "y", "yes", "1", "true"),
           "irrelevant": ("irrelevant", "not relevant", "n", "no", "0", "false"), "unsure": ("unsure", "u", "?")}
 _VERDICT_OF = {word: verdict for verdict, words in _WORDS.items() for word in words}
@@ -499,6 +499,7 @@ def import_verdicts(
     new: list[Verdict] = []
     unchanged = unanswered = 0
     log.refresh()
+    line = None
     for line, row in (_csv_rows if path.suffix == ".csv" else _json_rows)(path):
         if isinstance(row, str):
             problems.append((line, row))
@@ -540,6 +541,8 @@ def import_verdicts(
             else:
                 new.append(Verdict(*pair, who, "person", verdict, reason=texts["reason"].strip(), round=round,
                                    replaces=before is not None))
+    if line is None:
+        raise CdrError(f"{path}: there are no rows in it")
     if problems:
         shown = "\n".join(f"  line {line}: {what}" for line, what in problems[:20])
         more = f"\n  and {len(problems) - 20:,} more" if len(problems) > 20 else ""
@@ -547,7 +550,7 @@ def import_verdicts(
     log.extend(new)
     return Imported(len(new), unchanged, unanswered)
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #8b5d27ad
+# %% ../../nbs/benchmark/05_annotate.ipynb #a5e226e1
 @dataclass(frozen=True)
 class SimulatedAnnotator:
     "An annotator who knows the truth and errs at stated rates."

@@ -6,7 +6,7 @@
 __all__ = ['KINDS', 'VERDICTS', 'NO_CONSENSUS', 'UNSURE', 'now', 'Verdict', 'VerdictLog', 'majority', 'ratings', 'Agreement',
            'cohen_kappa', 'fleiss_kappa', 'krippendorff_alpha', 'agreement']
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #af46a3c3
+# %% ../../nbs/benchmark/04_verdicts.ipynb #86265b34
 import datetime
 import math
 import os
@@ -24,7 +24,7 @@ from ..core.config import CdrError, json_dumps
 from ..core.conversation import BadRecord, escape_html, is_blank
 from ..core.records import excerpt, parse_json
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #67191af0
+# %% ../../nbs/benchmark/04_verdicts.ipynb #c7836d92
 KINDS = ("person", "model", "llm", "rule")
 VERDICTS = ("relevant", "irrelevant", "unsure")
 
@@ -54,8 +54,12 @@ class Verdict:
             object.__setattr__(self, "time", now())
         for item in fields(self):
             value = getattr(self, item.name)
-            if item.name not in ("score", "replaces") and not isinstance(value, str):
+            if item.name in ("score", "replaces"):
+                continue
+            if not isinstance(value, str):
                 raise BadRecord(f"{item.name} is {type(value).__name__}, not text")
+            if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
+                raise BadRecord(f"{item.name} holds a lone surrogate (half of a cut character), which UTF-8 cannot store")
         for name in ("query", "conversation", "judge"):
             if is_blank(getattr(self, name)):
                 raise BadRecord(f"{name} is empty")
@@ -103,13 +107,13 @@ class Verdict:
             raise BadRecord(f"a verdict lacks {', '.join(missing)}")
         return cls(**row)
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #16ab5c48
+# %% ../../nbs/benchmark/04_verdicts.ipynb #2f6bde70
 try:
     import fcntl
 except ImportError:  # not a POSIX system: one writer at a time, please
     fcntl = None
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #5dd5ddad
+# %% ../../nbs/benchmark/04_verdicts.ipynb #8325b306
 _COLUMNS = [item.name for item in fields(Verdict)]
 
 
@@ -309,7 +313,7 @@ class VerdictLog:
                        for key, row in zip(counts.index, counts.to_numpy()))
         return f"<p>{escape_html(repr(self))}</p><table><tr>{head}</tr>{rows}</table>"
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #3b955bf2
+# %% ../../nbs/benchmark/04_verdicts.ipynb #93955284
 NO_CONSENSUS = "no consensus"
 _COUNTS = ["relevant", "irrelevant", "unsure"]
 
@@ -344,7 +348,7 @@ def majority(
     order = pd.MultiIndex.from_frame(frame[["query", "conversation"]].drop_duplicates())
     return counts.reindex(order).reset_index()
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #5cb6df28
+# %% ../../nbs/benchmark/04_verdicts.ipynb #636160e5
 UNSURE = ("category", "missing")
 
 
@@ -370,7 +374,7 @@ def ratings(
         table = table.mask(table == "unsure")
     return table.where(table.notna(), None)
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #132fc798
+# %% ../../nbs/benchmark/04_verdicts.ipynb #ecc5c6f7
 @dataclass(frozen=True)
 class Agreement:
     "A coefficient of agreement with its interval, and what it was computed from."
@@ -452,7 +456,7 @@ def _corrected(observed: np.ndarray, chance: np.ndarray) -> np.ndarray:
     # Shares that sum to one leave a rounding error where nothing is left.
     return np.divide(observed - chance, room, out=np.full(len(room), np.nan), where=room > 1e-12)
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #085af71f
+# %% ../../nbs/benchmark/04_verdicts.ipynb #cfad0bcd
 def cohen_kappa(
     a: Iterable,  # answers of one judge, any labels; None or NaN where there is none
     b: Iterable,  # of the other, in the same order
@@ -531,7 +535,7 @@ def krippendorff_alpha(
     judges, nothing = codes.shape[1], "no pair has two answers"
     return _agreement("Krippendorff's alpha", features, statistic, judges, nothing, level, n, seed)
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #c6116153
+# %% ../../nbs/benchmark/04_verdicts.ipynb #f84bb0fa
 def agreement(
     frame: pd.DataFrame,  # as `VerdictLog.frame` gives it, of the judges to compare
     unsure: str = "category",  # see `ratings`
