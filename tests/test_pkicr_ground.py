@@ -14,7 +14,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from cdr_lib.core.config import CdrError, file_hash, read_json
 from cdr_lib.core.conversation import Turn
 from cdr_lib.core.models import packaged_minilm
-from cdr_lib.pkicr.finetune import answer_pairs, cloze_pairs, distinct_batches, finetune, training_pairs
+from cdr_lib.core.training import distinct_batches
+from cdr_lib.pkicr.finetune import answer_pairs, cloze_pairs, finetune, pack_parts, training_pairs
 from cdr_lib.pkicr.focus import GroundedTurn, read_focus, read_submission
 from cdr_lib.pkicr.ground import (PairScores, ground, pool_knowledge, retrieve_knowledge, score_knowledge,
                                   score_personas)
@@ -372,7 +373,7 @@ class Stop(Exception):
 
 
 def test_an_interrupted_run_leaves_nothing_half_and_goes_on(tiny, tmp_path, monkeypatch):
-    from cdr_lib.pkicr import finetune as module
+    from cdr_lib.core import training as module
 
     whole = weights(finetune(tiny["cross"], PAIRS, LABELS, tmp_path / "whole", epochs=3, **FAST))
     calls, real = [], module._check_finite
@@ -387,7 +388,7 @@ def test_an_interrupted_run_leaves_nothing_half_and_goes_on(tiny, tmp_path, monk
     with pytest.raises(Stop):
         finetune(tiny["cross"], PAIRS, LABELS, tmp_path / "m", epochs=3, **FAST)
     assert not (tmp_path / "m").exists()
-    assert [path.suffix for path in tmp_path.glob(".m.*")] == [".pt"]
+    assert [path.suffix for path in tmp_path.glob(".m.*")] == [".safetensors"]
     calls.clear()
     monkeypatch.setattr(module, "_check_finite", lambda loss, epoch, step: calls.append(epoch) or loss)
     path = finetune(tiny["cross"], PAIRS, LABELS, tmp_path / "m", epochs=3, **FAST)
@@ -415,12 +416,13 @@ def test_a_stop_while_saving_leaves_nothing(tiny, tmp_path, monkeypatch):
 def test_a_killed_process_leaves_no_model(tiny, tmp_path):
     code = textwrap.dedent(f"""
         import os, signal
-        import cdr_lib.pkicr.finetune as module
+        import cdr_lib.core.training as module
+        from cdr_lib.pkicr.finetune import finetune
         def stop(loss, epoch, step):
             if epoch == 1: os.kill(os.getpid(), signal.SIGKILL)
             return loss
         module._check_finite = stop
-        module.finetune({str(tiny['cross'])!r}, {PAIRS!r}, {LABELS!r}, {str(tmp_path / 'm')!r}, epochs=2, **{FAST!r})
+        finetune({str(tiny['cross'])!r}, {PAIRS!r}, {LABELS!r}, {str(tmp_path / 'm')!r}, epochs=2, **{FAST!r})
     """)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -443,12 +445,12 @@ def test_models_are_not_overwritten_silently(tiny, tmp_path):
 
 
 def test_pieces_give_the_gradient_of_the_whole_batch(tiny):
-    from cdr_lib.pkicr.finetune import _Learner
+    from cdr_lib.core.training import Learner
 
     for kind, loss in (("cross", "bce"), ("bi", "cosine"), ("bi", "in_batch")):
         gradients = []
         for budget in (10 ** 6, 24):
-            learner = _Learner(kind, str(tiny[kind]), "cpu", None, 32, True)
+            learner = Learner(kind, str(tiny[kind]), "cpu", None, 32, True, pack_parts)
             learner.model.eval()  # no dropout
             learner.budget = budget
             texts = learner.read([Pair((q + " really" * (i % 4),), (a,)) for i, (q, a) in enumerate(PAIRS[:8])])
@@ -463,17 +465,17 @@ def test_the_loss_is_that_of_sentence_transformers(tiny):
     from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
     from sentence_transformers.sentence_transformer import losses
 
-    from cdr_lib.pkicr.finetune import _Learner
+    from cdr_lib.core.training import Learner
 
     labels = torch.tensor(LABELS[14:22])
     pairs = [Pair((q,), (a,)) for q, a in PAIRS[14:22]]
     questions, answers = map(list, zip(*(pair.texts for pair in pairs)))
-    learner = _Learner("cross", str(tiny["cross"]), "cpu", None, 32, True)
+    learner = Learner("cross", str(tiny["cross"]), "cpu", None, 32, True, pack_parts)
     learner.model.eval()
     reference = BinaryCrossEntropyLoss(CrossEncoder(str(tiny["cross"]), num_labels=1, device="cpu").eval())
     assert torch.allclose(learner.loss(learner.read(pairs), labels, "bce"), reference([questions, answers], labels),
                           atol=1e-6)
-    learner = _Learner("bi", str(tiny["bi"]), "cpu", None, 32, True)
+    learner = Learner("bi", str(tiny["bi"]), "cpu", None, 32, True, pack_parts)
     learner.model.eval()
     model = SentenceTransformer(str(tiny["bi"]), device="cpu").eval()
     features = [model.preprocess(questions), model.preprocess(answers)]
@@ -518,9 +520,9 @@ def test_bad_input_says_what_is_wrong(tiny, tmp_path, change, says):
 
 
 def test_a_diverging_run_is_an_error(tiny, tmp_path, monkeypatch):
-    from cdr_lib.pkicr.finetune import _Learner
+    from cdr_lib.core.training import Learner
 
-    monkeypatch.setattr(_Learner, "loss", lambda self, texts, labels, loss:
+    monkeypatch.setattr(Learner, "loss", lambda self, texts, labels, loss:
                         next(self.model.parameters()).sum() * float("nan"))
     with pytest.raises(CdrError, match="epoch 1, step 1"):
         finetune(tiny["cross"], PAIRS, LABELS, tmp_path / "m", **FAST)
