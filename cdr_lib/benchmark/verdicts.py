@@ -6,7 +6,7 @@
 __all__ = ['KINDS', 'VERDICTS', 'NO_CONSENSUS', 'UNSURE', 'now', 'Verdict', 'VerdictLog', 'majority', 'ratings', 'Agreement',
            'cohen_kappa', 'fleiss_kappa', 'krippendorff_alpha', 'agreement']
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #86265b34
+# %% ../../nbs/benchmark/04_verdicts.ipynb #f8db71b2
 import datetime
 import math
 import os
@@ -24,7 +24,7 @@ from ..core.config import CdrError, json_dumps
 from ..core.conversation import BadRecord, escape_html, is_blank
 from ..core.records import excerpt, parse_json
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #c7836d92
+# %% ../../nbs/benchmark/04_verdicts.ipynb #e2cf1c72
 KINDS = ("person", "model", "llm", "rule")
 VERDICTS = ("relevant", "irrelevant", "unsure")
 
@@ -107,13 +107,13 @@ class Verdict:
             raise BadRecord(f"a verdict lacks {', '.join(missing)}")
         return cls(**row)
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #2f6bde70
+# %% ../../nbs/benchmark/04_verdicts.ipynb #53598d1f
 try:
     import fcntl
 except ImportError:  # not a POSIX system: one writer at a time, please
     fcntl = None
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #8325b306
+# %% ../../nbs/benchmark/04_verdicts.ipynb #9fc926ee
 _COLUMNS = [item.name for item in fields(Verdict)]
 
 
@@ -311,9 +311,10 @@ class VerdictLog:
         head = "".join(f"<th>{name}</th>" for name in ("judge", "kind", *VERDICTS))
         rows = "".join("<tr>" + "".join(f"<td>{escape_html(str(cell))}</td>" for cell in (*key, *row)) + "</tr>"
                        for key, row in zip(counts.index, counts.to_numpy()))
-        return f"<p>{escape_html(repr(self))}</p><table><tr>{head}</tr>{rows}</table>"
+        title = repr(self).replace(repr(str(self.path)), repr(self.path.name))
+        return f"<p>{escape_html(title)}</p><table><tr>{head}</tr>{rows}</table>"
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #93955284
+# %% ../../nbs/benchmark/04_verdicts.ipynb #852e04ac
 NO_CONSENSUS = "no consensus"
 _COUNTS = ["relevant", "irrelevant", "unsure"]
 
@@ -348,7 +349,7 @@ def majority(
     order = pd.MultiIndex.from_frame(frame[["query", "conversation"]].drop_duplicates())
     return counts.reindex(order).reset_index()
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #636160e5
+# %% ../../nbs/benchmark/04_verdicts.ipynb #f3cc062b
 UNSURE = ("category", "missing")
 
 
@@ -374,7 +375,7 @@ def ratings(
         table = table.mask(table == "unsure")
     return table.where(table.notna(), None)
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #ecc5c6f7
+# %% ../../nbs/benchmark/04_verdicts.ipynb #a457690b
 @dataclass(frozen=True)
 class Agreement:
     "A coefficient of agreement with its interval, and what it was computed from."
@@ -456,7 +457,7 @@ def _corrected(observed: np.ndarray, chance: np.ndarray) -> np.ndarray:
     # Shares that sum to one leave a rounding error where nothing is left.
     return np.divide(observed - chance, room, out=np.full(len(room), np.nan), where=room > 1e-12)
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #cfad0bcd
+# %% ../../nbs/benchmark/04_verdicts.ipynb #da3c5136
 def cohen_kappa(
     a: Iterable,  # answers of one judge, any labels; None or NaN where there is none
     b: Iterable,  # of the other, in the same order
@@ -535,7 +536,7 @@ def krippendorff_alpha(
     judges, nothing = codes.shape[1], "no pair has two answers"
     return _agreement("Krippendorff's alpha", features, statistic, judges, nothing, level, n, seed)
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #f84bb0fa
+# %% ../../nbs/benchmark/04_verdicts.ipynb #eeea9f3a
 def agreement(
     frame: pd.DataFrame,  # as `VerdictLog.frame` gives it, of the judges to compare
     unsure: str = "category",  # see `ratings`
