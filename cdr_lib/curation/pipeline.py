@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['measure_shard', 'write_part', 'Curated', 'curate']
 
-# %% ../../nbs/curation/14_pipeline.ipynb #9da70b50
+# %% ../../nbs/curation/14_pipeline.ipynb #90d55cfb
 import contextlib
 import hashlib
 import json
@@ -35,7 +35,7 @@ from .plan import Curation
 from .pool import Pool, _key, _name, open_pool, read_input, read_shard
 from .stages import stage_entry
 
-# %% ../../nbs/curation/14_pipeline.ipynb #63f1c596
+# %% ../../nbs/curation/14_pipeline.ipynb #90dbeb93
 def measure_shard(
     stage: Stage,
     shard: str,  # path of a shard of the pool
@@ -100,7 +100,7 @@ def write_part(
 
     write_parquet(survivors(), target)
 
-# %% ../../nbs/curation/14_pipeline.ipynb #77f759cb
+# %% ../../nbs/curation/14_pipeline.ipynb #24600f08
 class _Crew:
     "Whoever does the tasks."
 
@@ -168,7 +168,7 @@ class _Crew:
 def _call(function: Callable, task: tuple) -> None:
     function(*task)
 
-# %% ../../nbs/curation/14_pipeline.ipynb #e0c0ded4
+# %% ../../nbs/curation/14_pipeline.ipynb #e5f11a2f
 def _digest(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
@@ -224,7 +224,7 @@ def _alone(folder: Path) -> Iterator[None]:
             raise CdrError(f"{folder}: another run works in this folder: wait for it, or choose another") from None
         yield
 
-# %% ../../nbs/curation/14_pipeline.ipynb #d7b632d1
+# %% ../../nbs/curation/14_pipeline.ipynb #1639a405
 @dataclass
 class Curated:
     "What a run of curation left, and the account of it."
@@ -273,7 +273,7 @@ def _frames(out: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     # A source may be called "NA", which is no missing value.
     return tuple(pd.read_csv(out / name, keep_default_na=False) for name in ("stages.csv", "reasons.csv"))
 
-# %% ../../nbs/curation/14_pipeline.ipynb #d7d79c81
+# %% ../../nbs/curation/14_pipeline.ipynb #255ecf45
 class _Clock:
     "Seconds by step."
 
