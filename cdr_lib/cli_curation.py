@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['list_sources', 'curate_corpus', 'add_commands']
 
-# %% ../nbs/cli_curation.ipynb #5cc5a66b
+# %% ../nbs/cli_curation.ipynb #d6e98a50
 import argparse
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from .core.config import write_text
 from .core.conversation import printable
 from .core.tables import Table
 
-# %% ../nbs/cli_curation.ipynb #6d1bf76a
+# %% ../nbs/cli_curation.ipynb #b138df2b
 def list_sources(args: argparse.Namespace) -> int:
     "Run `cdr sources`."
     from cdr_lib.core.sources import download, get_source, sources
@@ -32,7 +32,7 @@ def list_sources(args: argparse.Namespace) -> int:
         print(source._repr_markdown_())
     return 0
 
-# %% ../nbs/cli_curation.ipynb #c692c2ab
+# %% ../nbs/cli_curation.ipynb #cf63277d
 def curate_corpus(args: argparse.Namespace) -> int:
     "Run `cdr curate`."
     from cdr_lib.curation.pipeline import curate
@@ -42,8 +42,10 @@ def curate_corpus(args: argparse.Namespace) -> int:
     table = done.funnel().to_markdown()
     write_text(done.out / "table.md", table)
     print(table)
-    for note in done.notes:
-        print(printable(note), file=sys.stderr)
+    if args.quiet:
+        # Otherwise they were shown beside the progress bars.
+        for note in done.notes:
+            print(printable(note), file=sys.stderr)
     print(f"{len(done):,} conversations; corpus, ledger and counts are in {portable(done.out)}")
     return 0
 
@@ -55,7 +57,7 @@ def _input(text: str) -> dict[str, str]:
     name, sign, path = text.partition("=")
     return {"path": path, "format": name} if sign and name in FORMATS and not Path(text).exists() else {"path": text}
 
-# %% ../nbs/cli_curation.ipynb #37b67f68
+# %% ../nbs/cli_curation.ipynb #e487c6f7
 def add_commands(
     commands: argparse._SubParsersAction,  # of the command above
 ) -> None:

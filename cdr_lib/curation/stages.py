@@ -19,7 +19,8 @@ import pandas as pd
 
 from ..core.config import CdrError, data_dir, file_hash, read_json, write_json
 from ..core.conversation import Conversation, is_blank, render
-from ..core.encoders import get_encoder
+from ..core.encoders import embed, get_encoder
+from ..core.store import Store
 from .decision import Alive, Decision, Stage, check_names, check_one, check_share, load_arrays, save_arrays
 from .domains import label_domains
 from .exact import exact_duplicates, exact_keys
@@ -111,7 +112,8 @@ class Semantic(Stage):
         # A vector of zeros is similar to nothing: what shows nothing means nothing.
         vectors = np.zeros((len(texts), encoder.dim), np.float32)
         if some:
-            vectors[some] = encoder.encode([texts[row] for row in some], "document", progress=False)
+            # The store gives them to the stage `domains`, too.
+            vectors[some] = embed(encoder, [texts[row] for row in some], "document", "text", Store(), progress=False)
         save_arrays(folder, vectors=vectors)
 
     def decide(self, folders: Sequence[Path], alive: Alive, work: Path, progress: bool = False) -> Decision:
@@ -346,7 +348,7 @@ class Domains(Stage):
 
     def measure(self, conversations: list[Conversation], folder: Path) -> None:
         encoder = _encoder(self.encoder) if self.model is None else self.encoder
-        labels, scores = label_domains(conversations, self.model, self.revision, encoder, progress=False)
+        labels, scores = label_domains(conversations, self.model, self.revision, encoder, Store(), progress=False)
         write_json(folder / "labels.json", list(map(str, labels)), indent=None)
         save_arrays(folder, scores=np.asarray(scores, np.float32))
 
