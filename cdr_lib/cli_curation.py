@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['list_sources', 'curate_corpus', 'add_commands']
 
-# %% ../nbs/cli_curation.ipynb #d6e98a50
+# %% ../nbs/cli_curation.ipynb #4769d874
 import argparse
 import sys
 from pathlib import Path
@@ -14,7 +14,7 @@ from .core.config import write_text
 from .core.conversation import printable
 from .core.tables import Table
 
-# %% ../nbs/cli_curation.ipynb #b138df2b
+# %% ../nbs/cli_curation.ipynb #d8614ec3
 def list_sources(args: argparse.Namespace) -> int:
     "Run `cdr sources`."
     from cdr_lib.core.sources import download, get_source, sources
@@ -32,7 +32,7 @@ def list_sources(args: argparse.Namespace) -> int:
         print(source._repr_markdown_())
     return 0
 
-# %% ../nbs/cli_curation.ipynb #cf63277d
+# %% ../nbs/cli_curation.ipynb #adee7770
 def curate_corpus(args: argparse.Namespace) -> int:
     "Run `cdr curate`."
     from cdr_lib.curation.pipeline import curate
@@ -57,7 +57,7 @@ def _input(text: str) -> dict[str, str]:
     name, sign, path = text.partition("=")
     return {"path": path, "format": name} if sign and name in FORMATS and not Path(text).exists() else {"path": text}
 
-# %% ../nbs/cli_curation.ipynb #e487c6f7
+# %% ../nbs/cli_curation.ipynb #108a333b
 def add_commands(
     commands: argparse._SubParsersAction,  # of the command above
 ) -> None:
