@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['pool', 'contributions']
 
-# %% ../../nbs/benchmark/03_candidates.ipynb #73bb2ac6
+# %% ../../nbs/benchmark/03_candidates.ipynb #334a54d0
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,15 +14,15 @@ import pandas as pd
 from ..core.config import CdrError
 from ..retrieval.run import Run
 
-# %% ../../nbs/benchmark/03_candidates.ipynb #0da9e12f
+# %% ../../nbs/benchmark/03_candidates.ipynb #9efbcaed
 _COLUMNS = ["query", "conversation", "run", "rank", "score", "runs"]
 
 
 def pool(
     runs: Mapping[str, Run],  # name -> run; queries may differ
     k: int = 5,  # candidates per query and run
-    exclude: Mapping[str, Mapping[str, int]] | None = None,  # judged pairs, as qrels: query -> conversation -> any grade
-) -> pd.DataFrame:  # query, conversation, run (of the best rank), rank (best), score (in that run), runs (tuple of names)
+    exclude: Mapping[str, Mapping[str, int]] | None = None,  # judged pairs, as qrels
+) -> pd.DataFrame:  # query, conversation, rank (the best), run (that gave it), score (in that run), runs (all names)
     "The top `k` of every run as distinct pairs, by query and rank; `attrs` counts hits, repeats, exclusions and pairs."
     if not runs:
         raise CdrError("pool: no runs")
@@ -41,13 +41,14 @@ def pool(
     found = hits.drop_duplicates(pair).join(names.rename("runs"), on=pair)
     judged = np.zeros(len(found), dtype=bool)
     if exclude:
-        judged = np.array([id in exclude.get(query, ()) for query, id in zip(found["query"], found["conversation"])], dtype=bool)
+        pairs = zip(found["query"], found["conversation"])
+        judged = np.array([id in exclude.get(query, ()) for query, id in pairs], dtype=bool)
     kept = found.loc[~judged, _COLUMNS].reset_index(drop=True)
     kept.attrs.update(queries=len(order), hits=len(hits), repeated=len(hits) - len(found), excluded=int(judged.sum()),
                       pairs=len(kept), queries_without=len(order) - kept["query"].nunique())
     return kept
 
-# %% ../../nbs/benchmark/03_candidates.ipynb #c46622b6
+# %% ../../nbs/benchmark/03_candidates.ipynb #e9bbb15b
 def contributions(
     pooled: pd.DataFrame,  # from `pool`
     qrels: Mapping[str, Mapping[str, int]] | None = None,  # known relevance, to count what was caught

@@ -6,14 +6,13 @@
 __all__ = ['FORMS', 'PAPER_SHARES', 'Template', 'Form', 'BadTemplates', 'TemplateSet', 'read_templates', 'expand',
            'wording_problems', 'sample_queries']
 
-# %% ../../nbs/benchmark/02_templates.ipynb #7cc66b8d
+# %% ../../nbs/benchmark/02_templates.ipynb #d70a04ee
 import re
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
-from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from ..core.config import CdrError, data_dir, json_dumps, text_hash
 from ..core.conversation import escape_html, is_blank
 from ..curation.exact import normal_text
 
-# %% ../../nbs/benchmark/02_templates.ipynb #7bc5f85b
+# %% ../../nbs/benchmark/02_templates.ipynb #b8a53e6b
 _SLOT = re.compile(r"\{([a-z][a-z0-9_]*(?:\.[2-9])?)\}")
 
 
@@ -50,7 +49,7 @@ def _list_of(slot: str) -> str:
     "The list of values that a place takes its value from."
     return slot.partition(".")[0]
 
-# %% ../../nbs/benchmark/02_templates.ipynb #82d8f954
+# %% ../../nbs/benchmark/02_templates.ipynb #996346da
 class Form(NamedTuple):
     "How the values of a list look, and what may stand around them."
 
@@ -90,7 +89,7 @@ def _misfits(template: Template, forms: Mapping[str, str]) -> list[str]:
                 found.append(f"{{{place[1]}}} holds {form.says}, which cannot be followed by {words!r}")
     return found
 
-# %% ../../nbs/benchmark/02_templates.ipynb #85d2b799
+# %% ../../nbs/benchmark/02_templates.ipynb #2cad11d8
 class BadTemplates(CdrError):
     "Templates or values that cannot be used; `problems` names file and entry of each."
 
@@ -98,7 +97,8 @@ class BadTemplates(CdrError):
         self.problems = list(problems)
         shown = "\n  ".join(self.problems[:20])
         more = f"\n  ... and {len(self.problems) - 20} more" if len(self.problems) > 20 else ""
-        super().__init__(f"{len(self.problems)} problem{'s' * (len(self.problems) > 1)} with query templates:\n  {shown}{more}")
+        count = f"{len(self.problems)} problem{'s' * (len(self.problems) > 1)}"
+        super().__init__(f"{count} with query templates:\n  {shown}{more}")
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class TemplateSet:
     def _repr_html_(self) -> str:
         return f"<p>{escape_html(repr(self))}</p>{self.areas().to_html()}"
 
-# %% ../../nbs/benchmark/02_templates.ipynb #bfc4783e
+# %% ../../nbs/benchmark/02_templates.ipynb #ebbbde71
 def _text_in(value: Any) -> bool:
     return isinstance(value, str) and not is_blank(value)
 
@@ -223,12 +223,13 @@ def _template(where: str, entry: Any, area: str | None, problems: list[str]) -> 
     if found.area not in TASK_AREAS:
         problems.append(f"{where}: unknown area {found.area!r}; known are {'; '.join(TASK_AREAS)}")
     if re.search(r"[{}]", _SLOT.sub("", found.text)):
-        problems.append(f"{where}: a brace that belongs to no placeholder: write {{name}} or {{name.2}}, in small letters")
+        problems.append(f"{where}: a brace that belongs to no placeholder: write {{name}} or {{name.2}}, "
+                        "in small letters")
     if not found.slots:
         problems.append(f"{where}: no placeholder")
     return found
 
-# %% ../../nbs/benchmark/02_templates.ipynb #2bdf42f7
+# %% ../../nbs/benchmark/02_templates.ipynb #3b008888
 def read_templates(
     *paths: str | Path,  # files of your own
     default: bool = True,  # begin with data/templates/cdr; False: only the files given
@@ -272,12 +273,14 @@ def read_templates(
             if name not in placeholders:
                 problems.append(f"{where}: the placeholder {{{name}}} is not defined")
             elif placeholders[name] and len(placeholders[name]) < count:
-                problems.append(f"{where}: {count} different values of {{{name}}} are needed, it has {len(placeholders[name])}")
+                problems.append(f"{where}: {count} different values of {{{name}}} are needed, "
+                                f"it has {len(placeholders[name])}")
         problems += [f"{where}: {misfit}" for misfit in _misfits(item, forms)]
     if not templates:
         problems.append("no template in " + ", ".join(map(str, paths)))
     used = {name for _, item in templates.values() for name in map(_list_of, item.slots)}
-    unused = [f"{origin[name]}, placeholder {name}: no template asks for it" for name in placeholders if name not in used]
+    unused = [f"{origin[name]}, placeholder {name}: no template asks for it"
+              for name in placeholders if name not in used]
     if strict or problems:
         problems += unused
     elif unused:
@@ -287,7 +290,7 @@ def read_templates(
     return TemplateSet(tuple(item for _, item in templates.values()), placeholders,
                        {name: form for name, form in forms.items() if form})
 
-# %% ../../nbs/benchmark/02_templates.ipynb #f3514163
+# %% ../../nbs/benchmark/02_templates.ipynb #ee927b9f
 def _fills(template: Template, values: Mapping[str, tuple]) -> Iterable[tuple]:
     "All combinations of values for the places of a template, in the order of the lists."
     names = [_list_of(slot) for slot in template.slots]
@@ -295,12 +298,10 @@ def _fills(template: Template, values: Mapping[str, tuple]) -> Iterable[tuple]:
     groups: dict[str, list[int]] = defaultdict(list)
     for place, name in enumerate(names):
         groups[name].append(place)
-    for places in groups.values():
-        if len(places) == 2:
-            filled = (fill for fill, (a, b) in ((fill, (places[0], places[1])) for fill in filled) if fill[a] != fill[b])
-        elif len(places) > 2:
-            filled = (fill for fill in filled if len({fill[place] for place in places}) == len(places))
-    return filled
+    apart = [places for places in groups.values() if len(places) > 1]
+    if not apart:
+        return filled
+    return (fill for fill in filled if all(len({fill[place] for place in places}) == len(places) for places in apart))
 
 
 def expand(
@@ -311,11 +312,15 @@ def expand(
     seen: set[str] = set()
     taken: dict[str, str] = {}
     combinations = 0
-    coded = {name: tuple((value, json_dumps(value)) for value in items) for name, items in templates.placeholders.items()}
+    coded = {name: tuple((value, json_dumps(value)) for value in items)
+             for name, items in templates.placeholders.items()}
     for template in templates.templates:
-        slots = template.slots
-        text_of = _SLOT.sub(lambda place: f"{{{slots.index(place[1])}}}", template.text).format
-        json_of = ("{{" + ", ".join(f'"{slot}": {{{place}}}' for place, slot in enumerate(slots)) + "}}").format
+        form = template.text
+        for place, slot in enumerate(template.slots):
+            form = form.replace(f"{{{slot}}}", f"{{{place}}}")
+        text_of = form.format
+        fields = ", ".join(f'"{slot}": {{{place}}}' for place, slot in enumerate(template.slots))
+        json_of = f"{{{{{fields}}}}}".format
         for fill in _fills(template, coded):
             combinations += 1
             words, codes = zip(*fill)
@@ -336,24 +341,27 @@ def expand(
     frame.attrs.update(combinations=combinations, repeated=combinations - len(frame))
     return frame
 
-# %% ../../nbs/benchmark/02_templates.ipynb #f331162c
+# %% ../../nbs/benchmark/02_templates.ipynb #31f121f1
 _AN_BEFORE = re.compile(r"(?:[aeio]|u(?!ni[^nm]|s[ei]|ti|tu|r[aeio]|k))|hon|hour|heir", re.IGNORECASE)
 _A_BEFORE = re.compile(r"(?:eu|one\b|once\b|ewe|u[bfk]i)", re.IGNORECASE)
 _QUESTION = re.compile(r"(?:which|where|who|whose|what|when|why|how|is|are|do|does|did|can|has|have)\b", re.IGNORECASE)
 _S_WORDS = r"(?:\w*ss|always|perhaps|sometimes|alas|thus|this|its|as|his|yes|towards|afterwards|besides|less)\b"
-_MANY = r"(?i:\b(?:users|people|sides|conversations|sessions|chats|messages|answers|requests|questions|complaints|replies))"
+_MANY = (r"(?i:\b(?:users|people|sides|conversations|sessions|chats|messages|answers|requests|questions|complaints"
+         r"|replies))")
 _PATTERNS = {
     "word twice": re.compile(r"\b(\w+) \1\b", re.IGNORECASE),
-    "two determiners": re.compile(r"(?:\b(?:a|an|the|this|these|those|every|each|no|any|my|your|its|their)|'s) (?:a|an|the)\b",
-                                  re.IGNORECASE),
+    "two determiners": re.compile(r"(?:\b(?:a|an|the|this|these|those|every|each|no|any|my|your|its|their)|'s) "
+                                  r"(?:a|an|the)\b", re.IGNORECASE),
     "space": re.compile(r"^\s|\s$|\s\s| [,.;:?!]|[,;:](?! |$)"),
     "no capital at the beginning": re.compile(r"^[^A-Z0-9]"),
     "brace": re.compile(r"[{}]"),
-    "plural subject, singular verb": re.compile(rf"{_MANY}(?: who| that| which)? "
-                                                r"(?:is|was|has|does|asks|gives|says|wants|gets|feels|ends|turns|comes|goes|writes)\b"),
-    "singular subject, plural verb": re.compile(r"(?i:\b(?:the (?:user|assistant)|he|she)) (?:are|were|have not|do not)\b"),
+    "plural subject, singular verb": re.compile(rf"{_MANY}(?: who| that| which)? (?:is|was|has|does|asks|gives|says"
+                                                r"|wants|gets|feels|ends|turns|comes|goes|writes)\b"),
+    "singular subject, plural verb": re.compile(r"(?i:\b(?:the (?:user|assistant)|he|she)) "
+                                                r"(?:are|were|have not|do not)\b"),
     "verb after to or does": re.compile(rf"\b(?:to|cannot|(?:does|did) the (?:user|assistant)) (?!{_S_WORDS})"
-                                        r"(?:is|has|was|asks|gives|says|wants|gets|makes|takes|shows|writes|uses|explains|refuses|points|offers)\b"),
+                                        r"(?:is|has|was|asks|gives|says|wants|gets|makes|takes|shows|writes|uses"
+                                        r"|explains|refuses|points|offers)\b"),
 }
 
 
@@ -383,7 +391,7 @@ def wording_problems(
             rows.append((text, "final mark", text[-12:]))
     return pd.DataFrame(rows, columns=["text", "rule", "found"])
 
-# %% ../../nbs/benchmark/02_templates.ipynb #0855175c
+# %% ../../nbs/benchmark/02_templates.ipynb #5436695d
 PAPER_SHARES = {area: {"Intent & Purpose": 0.361, "Emotion & Feedback": 0.201}.get(area, (1 - 0.361 - 0.201) / 3)
                 for area in TASK_AREAS}
 
@@ -429,8 +437,10 @@ def sample_queries(
     places = queries.reset_index(drop=True).groupby(["area", "template"], sort=False).indices
     for area, count in _largest_remainder(weights, n).items():
         if count > there.get(area, 0):
-            raise CdrError(f"sample_queries: {count:,} queries of {area!r} are wanted, there are {there.get(area, 0):,}")
+            raise CdrError(f"sample_queries: {count:,} queries of {area!r} are wanted, "
+                           f"there are {there.get(area, 0):,}")
         own = {template: found for (other, template), found in places.items() if other == area}
-        for template, part in _even_parts({template: len(found) for template, found in own.items()}, count, rng).items():
+        room = {template: len(found) for template, found in own.items()}
+        for template, part in _even_parts(room, count, rng).items():
             rows += rng.choice(own[template], part, replace=False).tolist()
     return queries.iloc[sorted(rows)].reset_index(drop=True)
