@@ -7,7 +7,7 @@ __all__ = ['NEGATIVES', 'Act', 'load_acts', 'Step', 'find_acts', 'holds', 'Gener
            'query_faults', 'QueryReply', 'generate_queries', 'AugmentReply', 'augment', 'MadeLimits', 'distance',
            'made_faults', 'MadeMessage', 'MadeReply', 'Synthesis', 'synthesise', 'read_query']
 
-# %% ../../nbs/benchmark/06_generate.ipynb #43c263d0
+# %% ../../nbs/benchmark/06_generate.ipynb #28e20150
 import math
 import re
 from collections import Counter
@@ -22,7 +22,7 @@ import pandas as pd
 import yaml
 from pydantic import BaseModel
 
-from .sample import load_grammar
+from .sample import Grammar, load_grammar, parse_pattern
 from ..core.collection import TASK_AREAS
 from ..core.config import CdrError, data_dir, text_hash
 from ..core.conversation import Conversation, Turn, content_hash, is_blank, render
@@ -31,7 +31,7 @@ from ..core.prompts import load_prompt
 from ..core.reply import Usage
 from ..curation.pii import find_pii, redact
 
-# %% ../../nbs/benchmark/06_generate.ipynb #a3269a24
+# %% ../../nbs/benchmark/06_generate.ipynb #9031bc44
 _SPEAKERS = ("user", "assistant")
 _ACT_FIELDS = {"role", "area", "find", "unless", "say", "opposite", "write"}
 
@@ -55,14 +55,22 @@ class Act:
                 for parts in (self.find, self.unless)]
         return both[0], both[1]
 
-    def shown(
+    def place(
         self,
         text: str,  # of one message
-    ) -> bool:
-        "Whether a message shows the act."
+    ) -> int | None:
+        "Where a message first shows the act, None if it does not."
         found, against = self._tests
         text = text.replace("\u2019", "'")
-        return found(text) is not None and not (against and against(text))
+        match = found(text)
+        return None if match is None or against and against(text) else match.start()
+
+    def shown(
+        self,
+        text: str,
+    ) -> bool:
+        "Whether a message shows the act."
+        return self.place(text) is not None
 
 
 def _read_act(id: str, entry: Any, where: str) -> Act:
@@ -100,7 +108,7 @@ def load_acts(
             raise CdrError(f"{path}, {act.id}: the opposite {act.opposite!r} is no act of the {act.role}")
     return acts
 
-# %% ../../nbs/benchmark/06_generate.ipynb #da36cbb0
+# %% ../../nbs/benchmark/06_generate.ipynb #fb618593
 class Step(NamedTuple):
     "An act by a speaker."
 
@@ -138,7 +146,7 @@ def holds(
         at = later[0]
     return True
 
-# %% ../../nbs/benchmark/06_generate.ipynb #5eece6f2
+# %% ../../nbs/benchmark/06_generate.ipynb #62807337
 @dataclass(frozen=True)
 class GeneratedQuery:
     "A query that was made for a conversation, or against it."
@@ -199,7 +207,7 @@ def _made(text: str, conversation: str, how: str, **more: Any) -> GeneratedQuery
     kind = more.get("kind", "positive")
     return GeneratedQuery(f"g{text_hash(conversation, kind, text)[:10]}", text, conversation, how, **more)
 
-# %% ../../nbs/benchmark/06_generate.ipynb #d8e05d9a
+# %% ../../nbs/benchmark/06_generate.ipynb #95f226f1
 _OPENINGS = (("Find conversations where", "Conversations in which"), ("Show me sessions in which", "Find chats where"),
              ("Conversations where", "Look for dialogues in which"), ("I want to see chats in which", "Sessions where"))
 
@@ -212,6 +220,14 @@ def _opening(place: int, topic: str, again: bool) -> str:
     return f"{head} {'that mention' if again else 'mentioning'} \"{topic}\"{' and' * again} {'in which' if again else link}"
 
 
+def _say(act: Act, role: str, number: int) -> str:
+    "A wording of an act, with the sides exchanged if the other one does it."
+    if role == act.role:
+        return act.say[number]
+    other = {"user": "assistant", "assistant": "user"}
+    return re.sub(r"\b(?:user|assistant)\b", lambda match: other[match[0]], act.say[number])
+
+
 def _word_query(
     acts: Mapping[str, Act],
     steps: Sequence[Step],  # one or two
@@ -219,19 +235,19 @@ def _word_query(
     place: int,  # which frame
     again: bool = False,  # in other words
 ) -> str:
-    says = [acts[step.act].say[1 + place % (len(acts[step.act].say) - 1) if again else 0] for step in steps]
+    says = [_say(acts[step.act], step.role, 1 + place % (len(acts[step.act].say) - 1) if again else 0) for step in steps]
     opening = _opening(place, topic, again)
     if len(steps) == 1:
         return f"{opening} the {steps[0].role} {says[0]}"
     if steps[0].role == steps[1].role:
         words = f"the {steps[0].role} {says[0]} and afterwards {says[1]}" if again else \
-            f"the {steps[0].role} first {says[0]} and later {says[1]}"
+            f"the {steps[0].role} {says[0]} and later {says[1]}"
     else:
         words = f"first the {steps[0].role} {says[0]} and after that the {steps[1].role} {says[1]}" if again else \
-            f"the {steps[0].role} {says[0]} and the {steps[1].role} then {says[1]}"
+            f"the {steps[0].role} {says[0]} and then the {steps[1].role} {says[1]}"
     return f"{opening} {words}"
 
-# %% ../../nbs/benchmark/06_generate.ipynb #ebfc1ce0
+# %% ../../nbs/benchmark/06_generate.ipynb #739cfd91
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)?")
 _DULL = frozenset(
     "about above after again already also always another anything around because been before being between both cannot "
@@ -258,7 +274,13 @@ def _topic_words(conversation: Conversation) -> Counter:
             if len(word) >= 4 and (word.islower() or begins) and word.lower() not in _DULL:
                 words.add(word.lower())
         counts.update(words)
-    return counts
+    # A word without such a place would read oddly as what a conversation mentions.
+    nouns = {match[1].lower() for turn in conversation.turns for match in _NOUN.finditer(turn.text)}
+    return Counter({word: count for word, count in counts.items() if word in nouns})
+
+
+_NOUN = re.compile(r"\b(?:an?|the|my|your|our|this|that)\s+([^\W\d_]{4,})(?=[.,;:?!]|$|\s+(?:is|are|was|were|of|in|on|at|for|to|"
+                   r"and|or|from|with|by|that|which|has|have|can|will)\b)", re.IGNORECASE)
 
 
 class _Rarity:
@@ -308,7 +330,7 @@ def _checked(conversations: Iterable[Conversation]) -> list[Conversation]:
         raise CdrError(f"the conversation {twice[0]!r} is given twice: ids must be distinct")
     return conversations
 
-# %% ../../nbs/benchmark/06_generate.ipynb #4e4e43f0
+# %% ../../nbs/benchmark/06_generate.ipynb #409ded20
 def quoted(
     text: str,
     tag: str,  # of the block in the prompt
@@ -394,7 +416,7 @@ def _queries_by_rule(conversations: Sequence[Conversation], acts: Mapping[str, A
             rejected.append(Rejected(one.id, "", "no act that the rule knows stands in it"))
     return Generation(tuple(queries), tuple(rejected))
 
-# %% ../../nbs/benchmark/06_generate.ipynb #a201c0a3
+# %% ../../nbs/benchmark/06_generate.ipynb #45f266a6
 class AugmentReply(BaseModel):
     "What the prompt for negatives and the paraphrase asks for: named fields, since small models fill lists without end."
 
@@ -498,7 +520,7 @@ def _augment_by_rule(queries: Sequence[GeneratedQuery], conversations: Mapping[s
                           kind="paraphrase", of=one.query, steps=one.steps, topic=one.topic))
     return Generation(tuple(made), tuple(rejected))
 
-# %% ../../nbs/benchmark/06_generate.ipynb #48eb5a2d
+# %% ../../nbs/benchmark/06_generate.ipynb #aeb517c0
 @dataclass(frozen=True)
 class MadeLimits:
     "What a made conversation may be like, measured against its reference."
@@ -563,7 +585,7 @@ def made_faults(
             faults.append(f"it repeats the query: {run!r}")
     return faults
 
-# %% ../../nbs/benchmark/06_generate.ipynb #8b30ca89
+# %% ../../nbs/benchmark/06_generate.ipynb #70738082
 class MadeMessage(BaseModel):
     "One message of a made conversation."
 
@@ -608,6 +630,7 @@ def synthesise(
     limits: MadeLimits = MadeLimits(),
     tries: int = 2,  # answers of the model
     seed: int = 0,  # of the rule
+    pattern: str | None = None,  # of the rule: what the query asks for, in the words of the sample's grammar
     acts: Mapping[str, Act] | None = None,  # of the rule
 ) -> Synthesis:
     "Make a conversation that answers a query, like the reference otherwise (paper, section 3.0.0.2)."
@@ -617,7 +640,9 @@ def synthesise(
     if tries < 1:
         raise CdrError(f"synthesise: tries is {tries}, at least 1 is needed")
     if llm is None:
-        return _synthesise_by_rule(query, text, reference, limits, seed, acts or load_acts())
+        return _synthesise_by_rule(query, text, reference, limits, seed, pattern, acts or load_acts())
+    if pattern is not None:
+        raise CdrError("synthesise: a pattern tells the rule what to write; a model reads the query")
     prompt, shown = load_prompt("cdr/conversation"), redact(reference)
     spoken = [turn for turn in shown.turns if turn.role in _SPEAKERS and not is_blank(turn.text)] or list(shown.turns)
     least, most = limits.span(len(spoken))
@@ -636,7 +661,7 @@ def synthesise(
                 return Synthesis(text, reference.id, made, (), llm.model, attempt, usage)
     return Synthesis(text, reference.id, None, tuple(faults), llm.model, tries, usage)
 
-# %% ../../nbs/benchmark/06_generate.ipynb #cb7350f0
+# %% ../../nbs/benchmark/06_generate.ipynb #12bb1e94
 _ENDINGS = re.compile(r"(?:ing|ied|ies|ed|es|s)$")
 _SMALL = frozenset("a an the of to and or in on for with that this it its is are was be by at as who where which what when not "
                    "user assistant find conversation chat session say tell first then later after afterwards has have does".split())
@@ -659,7 +684,8 @@ def read_query(
                 if stem in ("user", "users", "assistant", "assistants")]
     found: dict[Step, tuple[float, int]] = {}
     for act in (acts or load_acts()).values():
-        best, first = (1.0, 0) if act.shown(text) else (0.0, 0)
+        at = act.place(text)
+        best, first = (0.0, 0) if at is None else (1.0, len(_plain(text[:at])))
         for say in act.say:
             wanted = {stem for stem in _stems(say) if stem not in small}
             have = wanted & set(stems)
@@ -670,67 +696,122 @@ def read_query(
             if not named or named[-1] == act.role:
                 found[Step(act.role, act.id)] = best, first
     best = sorted(found, key=lambda step: (-found[step][0], found[step][1], step))[:2]
-    return tuple(sorted(best, key=lambda step: found[step][1]))
+    steps = sorted(best, key=lambda step: found[step][1])
+    # "X after Y" names the later act first.
+    between = " ".join(stems[found[steps[0]][1]:found[steps[1]][1]]) if len(steps) == 2 else ""
+    return tuple(steps[::-1] if re.search(r"\bafter\b(?! that)", between) else steps)
 
 
 _CHOICE = re.compile(r"\[([^\[\]]*)\]")
 
 
+def _spellings(wording: str) -> list[str]:
+    "A wording of the grammar with its alternatives chosen, each at least once."
+    found = []
+    for place in range(4):
+        text = wording
+        while "[" in text:
+            text = _CHOICE.sub(lambda match: match[1].split("|")[place % (match[1].count("|") + 1)], text)
+        text = re.sub(r" +([.,?!])", r"\1", " ".join(text.split()))
+        found.append(text[:1].upper() + text[1:])
+    return list(dict.fromkeys(found))
+
+
+class _Bank:
+    "Sentences of the sample's grammar."
+
+    def __init__(self, grammar: Grammar):
+        self.grammar = grammar
+        self.texts = {(role, name): [text for wording in wordings for text in _spellings(wording)]
+                      for role, entries in grammar.acts.items() for name, wordings in entries.items()}
+        self.slots: dict[str, dict[str, str]] = {}  # what a topic is called -> values of the slots that it fills
+        for subject in grammar.subjects.values():
+            plain = {slot: subject[slot] for slot in ("desk", "expert", "source")}
+            for part in subject.values():
+                if isinstance(part, dict) and isinstance(part.get("thing"), str) and "{" not in part["thing"]:
+                    self.slots[part["thing"]] = {"thing": part["thing"], **plain, "pitch": grammar.scripts["pitches"][0]}
+
+    def topic(self, text: str) -> dict[str, str]:
+        "Slots that the topic of a conversation of the sample fills; none in any other."
+        counts = {thing: text.count(thing) for thing in self.slots}
+        best = max(counts, key=lambda thing: (counts[thing], thing))
+        return self.slots[best] if counts[best] else {}
+
+    def sentences(self, role: str, names: Iterable[str], topic: Mapping[str, str]) -> list[str]:
+        "Sentences for acts; those that need something else filled in are left out."
+        found = []
+        for name in names:
+            for text in self.texts.get((role, name), ()):
+                for slot, value in topic.items():
+                    text = text.replace(f"{{{slot}}}", value)
+                if "{" not in text:
+                    found.append(text[:1].upper() + text[1:])
+        return found
+
+    def of_label(self, role: str, label: str, topic: Mapping[str, str]) -> list[str]:
+        return self.sentences(role, [name for name in self.grammar.acts[role] if label in self.grammar.labels(name)], topic)
+
+
 @lru_cache(maxsize=1)
-def _sentences_of() -> Mapping[tuple[str, str], tuple[str, ...]]:
-    "Wordings of the sample's grammar that need nothing filled in, with one choice of each alternative per wording."
-    grammar, found = load_grammar(), {}
-    for role, entries in grammar.acts.items():
-        for name, wordings in entries.items():
-            plain = []
-            for number, wording in enumerate(wordings):
-                for place in range(4):
-                    text = wording
-                    while "[" in text:
-                        text = _CHOICE.sub(lambda match: match[1].split("|")[place % (match[1].count("|") + 1)], text)
-                    text = re.sub(r" +([.,?!])", r"\1", " ".join(text.split()))
-                    if "{" not in text:
-                        plain.append(text[:1].upper() + text[1:])
-            found[role, name] = tuple(dict.fromkeys(plain))
-    return found
+def _bank() -> _Bank:
+    return _Bank(load_grammar())
 
 
-def _wordings(act: Act) -> list[str]:
-    return [text for name in act.write for text in _sentences_of().get((act.role, name), ()) if act.shown(text)]
+def _needed(query: Any, text: str, pattern: str | None, topic: Mapping[str, str],
+            acts: Mapping[str, Act]) -> tuple[list[tuple[str, list[list[str]]]], str]:
+    "Role and sentences for each step that the query asks for, or why there are none."
+    if pattern is not None:
+        steps = [(step.role, [_bank().of_label(step.role, label, topic) for label in step.labels]) for step in parse_pattern(pattern)]
+        if missing := [step for step, (_, lists) in zip(parse_pattern(pattern), steps) if not (all if step.every else any)(lists)]:
+            return [], f"the rule has no sentence for {missing[0].role}.{missing[0].labels[0]}"
+        # Of alternatives, all that there are sentences for; of labels that belong together, one sentence each.
+        return [(role, lists if step.every else [sum(lists, [])]) for step, (role, lists) in zip(parse_pattern(pattern), steps)], ""
+    steps = getattr(query, "steps", ()) or read_query(text, acts)
+    if not steps:
+        return [], "no act that the rule knows is asked for"
+    found = []
+    for step in steps:
+        act = acts[step.act]
+        fitting = [one for one in _bank().sentences(act.role, act.write, topic) if act.shown(one)] if act.role == step.role else []
+        if not fitting:
+            return [], f"the rule has no sentence for {step}"
+        found.append((step.role, [fitting]))
+    return found, ""
 
 
-def _synthesise_by_rule(query: Any, text: str, reference: Conversation, limits: MadeLimits, seed: int,
+def _synthesise_by_rule(query: Any, text: str, reference: Conversation, limits: MadeLimits, seed: int, pattern: str | None,
                         acts: Mapping[str, Act]) -> Synthesis:
     def nothing(*faults: str) -> Synthesis:
         return Synthesis(text, reference.id, None, faults, "rule")
 
-    steps = getattr(query, "steps", ()) or read_query(text, acts)
-    if not steps:
-        return nothing("no act that the rule knows is asked for")
-    if strange := [step for step in steps if acts[step.act].role != step.role or not _wordings(acts[step.act])]:
-        return nothing(f"the rule has no sentence for {strange[0]}")
-    rng, turns = _rng(seed, "synthesise", text, reference.id), [turn for turn in redact(reference).turns]
-    topic, spoken = getattr(query, "topic", ""), [n for n, turn in enumerate(turns) if turn.role in _SPEAKERS]
-    places = _places([step.role for step in steps], [turns[n].role for n in spoken], rng)
+    turns = list(redact(reference).turns)
+    needed, reason = _needed(query, text, pattern, _bank().topic(render(turns, "text")), acts)
+    if reason:
+        return nothing(reason)
+    rng, spoken = _rng(seed, "synthesise", text, reference.id), [n for n, turn in enumerate(turns) if turn.role in _SPEAKERS]
+    adjacent = [step.adjacent for step in parse_pattern(pattern)] if pattern is not None else [False] * len(needed)
+    places = _places([role for role, _ in needed], adjacent, [turns[n].role for n in spoken], rng)
     if places is None:
         return nothing("the reference has no messages for these roles in this order")
-    for step, place in zip(steps, places):
-        options = _wordings(acts[step.act])
+    for (_, lists), place in zip(needed, places):
         turn = turns[spoken[place]]
-        turns[spoken[place]] = replace(turn, text=f"{turn.text.rstrip()} {options[int(rng.random() * len(options))]}")
+        more = " ".join(options[int(rng.random() * len(options))] for options in lists)
+        turns[spoken[place]] = replace(turn, text=f"{turn.text.rstrip()} {more}")
     made = _named(turns, text, reference, "rule")
     faults = made_faults(made, reference, text, limits)
-    if not holds(find_acts(made, acts), steps):
+    if pattern is None and not holds(find_acts(made, acts), getattr(query, "steps", ()) or read_query(text, acts)):
         faults.append("the acts do not stand out in the order that the query asks for")
+    topic = getattr(query, "topic", "")
     if topic and topic not in render(turns, "text").lower():
         faults.append(f"the word {topic!r} that the query asks for is not in the reference")
     return nothing(*faults) if faults else Synthesis(text, reference.id, made, (), "rule")
 
 
-def _places(roles: Sequence[str], spoken: Sequence[str], rng: np.random.Generator) -> list[int] | None:
+def _places(roles: Sequence[str], adjacent: Sequence[bool], spoken: Sequence[str], rng: np.random.Generator) -> list[int] | None:
     "Rising positions with these roles, drawn among all; the opening message is spared where others fit."
     options = [[n] for n, role in enumerate(spoken) if role == roles[0]]
-    for role in roles[1:]:
-        options = [[*before, n] for before in options for n in range(before[-1] + 1, len(spoken)) if spoken[n] == role]
+    for role, next_to in zip(roles[1:], adjacent[1:]):
+        options = [[*before, n] for before in options for n in range(before[-1] + 1, len(spoken))
+                   if spoken[n] == role and (not next_to or n == before[-1] + 1)]
     options = [option for option in options if option[0] > 0] or options
     return options[int(rng.random() * len(options))] if options else None
