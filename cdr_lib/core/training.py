@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Fit', 'average_precision', 'Batches', 'distinct_batches', 'fit_texts', 'Learner', 'train', 'training_curve']
 
-# %% ../../nbs/core/26_training.ipynb #54148b8b
+# %% ../../nbs/core/26_training.ipynb #c1156903
 import heapq
 import math
 import os
@@ -27,7 +27,7 @@ from .encoders import fit_pairs
 from .models import (load_pretrained, packaged_minilm, pick_device, pick_dtype, quiet, token_batches,
                                  token_budget, weights_id)
 
-# %% ../../nbs/core/26_training.ipynb #1891285d
+# %% ../../nbs/core/26_training.ipynb #040db224
 def average_precision(
     labels: Sequence[float],  # 1 right, 0 wrong
     scores: Sequence[float],  # higher is better, any scale
@@ -46,7 +46,7 @@ def average_precision(
     found = np.cumsum(labels[order])[ends]
     return float((np.diff(found, prepend=0) * found / (ends + 1)).sum() / right)
 
-# %% ../../nbs/core/26_training.ipynb #88babb5d
+# %% ../../nbs/core/26_training.ipynb #ba59098e
 def _texts(pair) -> tuple[str, str]:
     question, answer = pair.texts if hasattr(pair, "texts") else pair
     return question, answer
@@ -124,7 +124,7 @@ def distinct_batches(
     batches = tuple(np.array(held[number]) for number in rng.permutation(len(held)) if held[number])
     return Batches(batches, batch_size)
 
-# %% ../../nbs/core/26_training.ipynb #29a26477
+# %% ../../nbs/core/26_training.ipynb #49239932
 _CODE = 2  # raise whenever a change to this module can change weights
 _LOSSES = {"cross": ("bce",), "bi": ("cosine", "in_batch")}
 _SCALE = 20.0  # of cosines before the softmax
@@ -270,7 +270,7 @@ def _pair_loss(scores: Any, labels: Any, loss: str) -> Any:
         return torch.nn.functional.binary_cross_entropy_with_logits(scores, labels)
     return (scores - labels).square().mean()
 
-# %% ../../nbs/core/26_training.ipynb #c11bfc73
+# %% ../../nbs/core/26_training.ipynb #575f8a40
 def _settings_of(learner: Learner, name: str, revision: str | None, texts: Sequence, labels: np.ndarray,
                  valid: tuple | None, chosen: dict) -> dict:
     "Everything that decides the weights."
@@ -346,7 +346,7 @@ def _check_finite(loss: float, epoch: int, step: int) -> float:
                        "dtype='float32'")
     return loss
 
-# %% ../../nbs/core/26_training.ipynb #938ae091
+# %% ../../nbs/core/26_training.ipynb #017a4228
 _POINTS = 200  # of a training curve, at most
 
 
@@ -380,10 +380,11 @@ def _load_state(path: Path, model: Any, optimiser: Any) -> dict:  # as it was gi
 
     try:
         with safe_open(path, "pt") as file:
+            names = set(file.keys())
             progress = json_loads(file.metadata()["progress"], f"{path}, header")
             with torch.no_grad():
                 for name, value in (*model.named_parameters(), *model.named_buffers()):
-                    if f"buffer/{name}" in file.keys():
+                    if f"buffer/{name}" in names:
                         value.copy_(file.get_tensor(f"buffer/{name}"))
                     elif value.requires_grad:
                         value.copy_(file.get_tensor(f"weight/{name}"))
@@ -392,7 +393,7 @@ def _load_state(path: Path, model: Any, optimiser: Any) -> dict:  # as it was gi
                         optimiser.state[value] = {key: moment if key == "step" else moment.to(value.device)
                                                   for key, moment in moments.items()}
             torch.set_rng_state(file.get_tensor("random/cpu"))
-            if "random/device" in file.keys():
+            if "random/device" in names:
                 (torch.cuda if model.device.type == "cuda" else torch.mps).set_rng_state(file.get_tensor("random/device"))
     except (SafetensorError, OSError, KeyError, TypeError) as error:
         raise CdrError(f"{path} is damaged, the training cannot go on from it ({type(error).__name__}: {error}): "
@@ -482,7 +483,7 @@ def _validate(learner: Learner, valid: tuple | None, loss: str, chosen: dict, na
     two = set(np.unique(labels).tolist()) == {0.0, 1.0}
     return {"valid_loss": value, "valid_ap": average_precision(labels, scores.cpu().numpy()) if two else None}
 
-# %% ../../nbs/core/26_training.ipynb #628be660
+# %% ../../nbs/core/26_training.ipynb #c70fff35
 def train(
     base: str | Path,  # "minilm" (packaged), a model folder, or a name of the hub
     pairs: Sequence,  # (question, answer) texts, or objects that `fit` understands
@@ -601,7 +602,7 @@ def _publish(model: Any, out: Path, about: dict, replace: bool) -> None:
                 os.replace(old, out)
             raise CdrError(f"{out} cannot be put in place ({error.strerror}): did another process write it?") from error
 
-# %% ../../nbs/core/26_training.ipynb #4d08d940
+# %% ../../nbs/core/26_training.ipynb #5dadc454
 def training_curve(
     model: str | Path,  # the folder of a trained model
 ) -> pd.DataFrame:  # index step; columns loss (mean of the steps since the last row), rate
