@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from cdr_lib.core.config import CdrError, nan_to_null, reports_dir, write_json, write_text
+from cdr_lib.core.config import CdrError, nan_to_null, read_json, reports_dir, write_json, write_text
 from cdr_lib.evaluation.efficiency import hardware
 
 MODULES = [path.stem.removeprefix("bench_") for path in sorted(Path(__file__).parent.glob("bench_*.py"))]
@@ -40,9 +40,15 @@ def main() -> None:
             sys.exit(f"{name}: {error}")
         rows += [{"benchmark": name, **row} for row in found]
         print(f"\n## {name} ({time.perf_counter() - start:.0f} s)\n\n{markdown(found)}", flush=True)
-    if not args.quick and not args.only:
+    if not args.quick:
         folder = reports_dir() / "bench"
-        write_json(folder / "bench.json", nan_to_null({"hardware": hardware(), "rows": rows}))
+        machine = nan_to_null(hardware())
+        before = read_json(folder / "bench.json") if (folder / "bench.json").is_file() else {}
+        # What was not measured now stays as it was, if it was measured on such a machine.
+        if args.only and before.get("hardware") == machine:
+            rows += [row for row in before["rows"] if row["benchmark"] in set(MODULES) - set(args.only)]
+        rows.sort(key=lambda row: MODULES.index(row["benchmark"]))
+        write_json(folder / "bench.json", {"hardware": machine, "rows": nan_to_null(rows)})
         write_text(folder / "bench.md", f"# Benchmarks\n\nWritten by `make bench`: ours and the reference in one process.\n\n{markdown(rows)}")
         print(f"written to {folder.relative_to(reports_dir().parent)}")
 
