@@ -521,7 +521,7 @@ from cdr_lib.benchmark.annotate import AnnotationForm, annotation_tasks
 from cdr_lib.core.conversation import Conversation
 queries = {"q1": "Find conversations where a user <b>insists</b>.", "q2": "Find conversations where $x$ costs $5."}
 conversations = {f"secret{n}": Conversation.make(f"secret{n}", ("user", f"<script>window.hacked = 1</script> item {n} for $5"),
-                                                 ("assistant", "It is $6. " * 200)) for n in range(3)}
+                                                 ("assistant", "It is $6. " * 200)) for n in range(6)}
 form = AnnotationForm(annotation_tasks([(q, c) for q in queries for c in conversations], queries, conversations),
                       "verdicts.jsonl", "ada")
 form
@@ -565,14 +565,14 @@ def test_the_form_in_jupyterlab(tmp_path):
         time.sleep(0.5)  # longer than the form's pause
         page.keyboard.press(key)
         wait(lambda: len(verdicts()) == lines, 20)
+        page.wait_for_function("document.activeElement.value === ''")
 
     def show(page):
         "Run the cell, and click into the field."
-        page.locator(".jp-CodeCell .cm-content").first.click(timeout=60_000)
-        wait(lambda: "Idle" in page.locator(".jp-Notebook-ExecutionIndicator, #jp-main-statusbar").first.inner_text()
-             or page.locator("text=| Idle").count() > 0)
+        page.locator("text=| Idle").first.wait_for(timeout=90_000)
+        page.locator(".jp-CodeCell .cm-content").first.click()
         page.keyboard.press("Control+Enter")
-        page.locator("small", has_text="pairs judged").last.wait_for(timeout=60_000)
+        page.locator("small", has_text="pairs judged").last.wait_for(timeout=90_000)
         page.locator("input[placeholder^='click, then']").last.click()
 
     try:
@@ -580,6 +580,7 @@ def test_the_form_in_jupyterlab(tmp_path):
         with sync_playwright() as playwright:
             window = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
             page = window.new_page(viewport={"width": 1280, "height": 900})
+            page.set_default_timeout(60_000)
             problems = []
             page.on("pageerror", lambda error: problems.append(str(error)))
             page.goto(f"{base}/lab/tree/form.ipynb")
@@ -590,7 +591,7 @@ def test_the_form_in_jupyterlab(tmp_path):
             page.keyboard.press("Tab")
             page.keyboard.type("both could be meant")
             page.keyboard.press("Enter")
-            page.wait_for_function("document.activeElement.placeholder.startsWith('click, then')")
+            page.wait_for_function("(document.activeElement.placeholder || '').startsWith('click, then')")
             press(page, "u", 3)
             assert [row["verdict"] for row in verdicts()] == ["relevant", "irrelevant", "unsure"]
             assert verdicts()[2]["reason"] == "both could be meant"
@@ -599,13 +600,13 @@ def test_the_form_in_jupyterlab(tmp_path):
             page.locator("small", has_text="you said unsure").wait_for()
             press(page, "n", 4)
             assert verdicts()[3]["replaces"] and verdicts()[3]["conversation"] == verdicts()[2]["conversation"]
-            # Typing ahead gives no verdicts on pairs that were not seen.
+            # Typing ahead gives no verdicts on pairs that were not seen: of six keys the first counts, and one or two
+            # more where the machine is so slow that they come in long after it.
             time.sleep(0.5)
             page.keyboard.type("yyyyyy")
-            page.locator("em", has_text="too fast").wait_for()
-            time.sleep(0.5)
+            time.sleep(3)
             lines = len(verdicts())
-            assert lines in (5, 6)  # the first key, and perhaps the last one if the machine is slow
+            assert 5 <= lines <= 7
             form = page.locator(".jp-OutputArea").first.inner_text()
             assert "<script>window.hacked = 1</script>" in form and "secret" not in form and "$6." in form
             assert page.evaluate("window.hacked") is None and not page.locator(".jp-OutputArea mjx-container").count()
@@ -615,15 +616,15 @@ def test_the_form_in_jupyterlab(tmp_path):
                 urllib.request.urlopen(urllib.request.Request(f"{base}/api/kernels/{kernel['id']}/restart", method="POST"))
             page.reload()
             show(page)
-            page.locator("small", has_text=f"{lines - 1} of 6 pairs judged").last.wait_for()
-            while lines < 7:
+            page.locator("small", has_text=f"{lines - 1} of 12 pairs judged").last.wait_for()
+            while lines < 13:
                 lines += 1
                 press(page, "y", lines)
-            page.locator("text=All 6 pairs are judged").last.wait_for()
+            page.locator("text=All 12 pairs are judged").last.wait_for()
             assert not problems
             window.close()
     finally:
         server.terminate()
         server.wait(20)
         out.close()
-    assert len(verdicts()) == 7 and len(VerdictLog(work / "verdicts.jsonl")) == 6
+    assert len(verdicts()) == 13 and len(VerdictLog(work / "verdicts.jsonl")) == 12

@@ -6,7 +6,7 @@
 __all__ = ['GUIDELINES', 'KEYS', 'Tasks', 'annotation_tasks', 'Sitting', 'AnnotationForm', 'prompt_annotator', 'export_tasks',
            'read_tasks', 'Imported', 'import_verdicts', 'SimulatedAnnotator', 'expected_agreement', 'expected_majority']
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #d110d1f2
+# %% ../../nbs/benchmark/05_annotate.ipynb #b8f55b10
 import csv
 import dataclasses
 import io
@@ -27,7 +27,7 @@ from ..core.config import CdrError, json_dumps, text_hash, write_text
 from ..core.conversation import BadRecord, Conversation, Turn, conversation_html, escape_html, is_blank, printable
 from ..core.records import existing_file, json_lines
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #0dd5688c
+# %% ../../nbs/benchmark/05_annotate.ipynb #fbb47e7e
 GUIDELINES = (
     "Relevant: the conversation as a whole shows what the query describes. All parts of the query must be met.",
     "Mind who does what. A query about users is not met by an assistant who does the same, nor the other way round.",
@@ -97,7 +97,7 @@ def annotation_tasks(
         pairs = zip(pairs["query"], pairs["conversation"])
     return Tasks(tuple(pairs), queries, conversations, tuple(guidelines))
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #37652d17
+# %% ../../nbs/benchmark/05_annotate.ipynb #d6a48a7b
 class Sitting:
     "One annotator's way through the tasks; every answer is in the log before the next pair is shown."
 
@@ -179,7 +179,7 @@ class Sitting:
     def __repr__(self) -> str:
         return f"Sitting({self.annotator!r}: {self.done:,} of {len(self.tasks):,} pairs judged)"
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #041795f8
+# %% ../../nbs/benchmark/05_annotate.ipynb #899d1ee2
 KEYS = {"y": "relevant", "n": "irrelevant", "u": "unsure"}
 _BACK, _GUIDE = "b", "g"
 _SAFE = 'class="tex2jax_ignore mathjax_ignore"'  # MathJax leaves elements of these classes alone
@@ -253,10 +253,11 @@ class AnnotationForm:
             return
         # Emptied first: what the browser sends next is then a key of its own.
         self._keys.value = ""
-        if len(typed) > 1 or typed in KEYS and time.monotonic() - self._shown_at < self.pause:
+        if typed[-1:] in KEYS and (len(typed) > 1 or time.monotonic() - self._shown_at < self.pause):
             self._say("That was too fast: nothing was recorded. Look at this pair, then press its key.")
         elif typed:
-            self.press(typed)
+            # A key that records nothing may follow on another one's heels, before the field is empty.
+            self.press(typed[-1])
 
     def _pressed(self, key: str) -> None:
         self.press(key)
@@ -311,7 +312,7 @@ class AnnotationForm:
         return {**self.widget._repr_mimebundle_(**kwargs), "text/html": self.preview(),
                 "text/plain": f"AnnotationForm: {self.sitting.done:,} of {len(self.sitting.tasks):,} pairs judged"}
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #a7f73cf8
+# %% ../../nbs/benchmark/05_annotate.ipynb #03e56780
 _HELP = "y relevant · n irrelevant · u unsure · b back · g guidelines · q quit; a reason may follow the key"
 
 
@@ -370,7 +371,7 @@ def prompt_annotator(
     write(f"{sitting.done:,} of {len(tasks):,} pairs judged, in {sitting.log.path}.")
     return sitting
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #efdf1b9d
+# %% ../../nbs/benchmark/05_annotate.ipynb #3d0df740
 _FIELDS = ("query", "conversation", "query_text", "conversation_text", "annotator", "verdict", "reason")
 _FORMULA = re.compile(r"'*[=+\-@\t\r\n\uff1d\uff0b\uff0d\uff20]")
 _CELL = 32_000  # a spreadsheet cuts cells beyond 32,767 characters
@@ -440,7 +441,7 @@ def read_tasks(
         pairs.append((query, id))
     return Tasks(tuple(pairs), queries, conversations, tuple(guidelines))
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #174d5867
+# %% ../../nbs/benchmark/05_annotate.ipynb #d316a8e9
 _WORDS = {"relevant": ("relevant", "y", "yes", "1", "true"),
           "irrelevant": ("irrelevant", "not relevant", "n", "no", "0", "false"), "unsure": ("unsure", "u", "?")}
 _VERDICT_OF = {word: verdict for verdict, words in _WORDS.items() for word in words}
@@ -553,7 +554,7 @@ def import_verdicts(
     log.extend(new)
     return Imported(len(new), unchanged, unanswered)
 
-# %% ../../nbs/benchmark/05_annotate.ipynb #f909da54
+# %% ../../nbs/benchmark/05_annotate.ipynb #7109316a
 @dataclass(frozen=True)
 class SimulatedAnnotator:
     "An annotator who knows the truth and errs at stated rates."

@@ -6,7 +6,7 @@
 __all__ = ['KINDS', 'VERDICTS', 'NO_CONSENSUS', 'UNSURE', 'now', 'Verdict', 'VerdictLog', 'majority', 'ratings', 'Agreement',
            'cohen_kappa', 'fleiss_kappa', 'krippendorff_alpha', 'agreement']
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #f8db71b2
+# %% ../../nbs/benchmark/04_verdicts.ipynb #5114b0e6
 import datetime
 import math
 import os
@@ -24,7 +24,7 @@ from ..core.config import CdrError, json_dumps
 from ..core.conversation import BadRecord, escape_html, is_blank
 from ..core.records import excerpt, parse_json
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #e2cf1c72
+# %% ../../nbs/benchmark/04_verdicts.ipynb #5c250e95
 KINDS = ("person", "model", "llm", "rule")
 VERDICTS = ("relevant", "irrelevant", "unsure")
 
@@ -59,7 +59,7 @@ class Verdict:
             if not isinstance(value, str):
                 raise BadRecord(f"{item.name} is {type(value).__name__}, not text")
             if not value.isascii() and any("\ud800" <= char <= "\udfff" for char in value):
-                raise BadRecord(f"{item.name} holds a lone surrogate (half of a cut character), which UTF-8 cannot store")
+                raise BadRecord(f"{item.name} holds a lone surrogate (half of a cut character), not storable in UTF-8")
         for name in ("query", "conversation", "judge"):
             if is_blank(getattr(self, name)):
                 raise BadRecord(f"{name} is empty")
@@ -107,13 +107,13 @@ class Verdict:
             raise BadRecord(f"a verdict lacks {', '.join(missing)}")
         return cls(**row)
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #53598d1f
+# %% ../../nbs/benchmark/04_verdicts.ipynb #10dfc2fc
 try:
     import fcntl
 except ImportError:  # not a POSIX system: one writer at a time, please
     fcntl = None
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #9fc926ee
+# %% ../../nbs/benchmark/04_verdicts.ipynb #e990802b
 _COLUMNS = [item.name for item in fields(Verdict)]
 
 
@@ -314,7 +314,7 @@ class VerdictLog:
         title = repr(self).replace(repr(str(self.path)), repr(self.path.name))
         return f"<p>{escape_html(title)}</p><table><tr>{head}</tr>{rows}</table>"
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #852e04ac
+# %% ../../nbs/benchmark/04_verdicts.ipynb #39994432
 NO_CONSENSUS = "no consensus"
 _COUNTS = ["relevant", "irrelevant", "unsure"]
 
@@ -349,7 +349,7 @@ def majority(
     order = pd.MultiIndex.from_frame(frame[["query", "conversation"]].drop_duplicates())
     return counts.reindex(order).reset_index()
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #f3cc062b
+# %% ../../nbs/benchmark/04_verdicts.ipynb #c72029b2
 UNSURE = ("category", "missing")
 
 
@@ -375,7 +375,7 @@ def ratings(
         table = table.mask(table == "unsure")
     return table.where(table.notna(), None)
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #a457690b
+# %% ../../nbs/benchmark/04_verdicts.ipynb #48afa895
 @dataclass(frozen=True)
 class Agreement:
     "A coefficient of agreement with its interval, and what it was computed from."
@@ -457,7 +457,7 @@ def _corrected(observed: np.ndarray, chance: np.ndarray) -> np.ndarray:
     # Shares that sum to one leave a rounding error where nothing is left.
     return np.divide(observed - chance, room, out=np.full(len(room), np.nan), where=room > 1e-12)
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #da3c5136
+# %% ../../nbs/benchmark/04_verdicts.ipynb #6a48c072
 def cohen_kappa(
     a: Iterable,  # answers of one judge, any labels; None or NaN where there is none
     b: Iterable,  # of the other, in the same order
@@ -536,7 +536,7 @@ def krippendorff_alpha(
     judges, nothing = codes.shape[1], "no pair has two answers"
     return _agreement("Krippendorff's alpha", features, statistic, judges, nothing, level, n, seed)
 
-# %% ../../nbs/benchmark/04_verdicts.ipynb #eeea9f3a
+# %% ../../nbs/benchmark/04_verdicts.ipynb #6d41e710
 def agreement(
     frame: pd.DataFrame,  # as `VerdictLog.frame` gives it, of the judges to compare
     unsure: str = "category",  # see `ratings`
