@@ -7,7 +7,7 @@ __all__ = ['NEGATIVES', 'Act', 'load_acts', 'Step', 'find_acts', 'holds', 'Gener
            'query_faults', 'QueryReply', 'generate_queries', 'AugmentReply', 'augment', 'MadeLimits', 'distance',
            'made_faults', 'MadeMessage', 'MadeReply', 'Synthesis', 'synthesise', 'read_query']
 
-# %% ../../nbs/benchmark/06_generate.ipynb #28e20150
+# %% ../../nbs/benchmark/06_generate.ipynb #92030ca6
 import math
 import re
 from collections import Counter
@@ -31,7 +31,7 @@ from ..core.prompts import load_prompt
 from ..core.reply import Usage
 from ..curation.pii import find_pii, redact
 
-# %% ../../nbs/benchmark/06_generate.ipynb #9031bc44
+# %% ../../nbs/benchmark/06_generate.ipynb #da79cb62
 _SPEAKERS = ("user", "assistant")
 _ACT_FIELDS = {"role", "area", "find", "unless", "say", "opposite", "write"}
 
@@ -47,7 +47,7 @@ class Act:
     unless: tuple[str, ...]  # what speaks against it in the same message
     say: tuple[str, ...]  # at least two, third person singular; the first words a query, the others its paraphrase
     opposite: str = ""  # the act with the other outcome
-    write: tuple[str, ...] = ()  # acts of the sample grammar whose wordings show it
+    write: tuple[str, ...] = ()  # sentences that show it, and acts (one word) of the sample's grammar whose wordings do
 
     @cached_property
     def _tests(self) -> tuple[Callable, Callable | None]:
@@ -108,7 +108,7 @@ def load_acts(
             raise CdrError(f"{path}, {act.id}: the opposite {act.opposite!r} is no act of the {act.role}")
     return acts
 
-# %% ../../nbs/benchmark/06_generate.ipynb #fb618593
+# %% ../../nbs/benchmark/06_generate.ipynb #d7a70da8
 class Step(NamedTuple):
     "An act by a speaker."
 
@@ -146,7 +146,7 @@ def holds(
         at = later[0]
     return True
 
-# %% ../../nbs/benchmark/06_generate.ipynb #62807337
+# %% ../../nbs/benchmark/06_generate.ipynb #86c88221
 @dataclass(frozen=True)
 class GeneratedQuery:
     "A query that was made for a conversation, or against it."
@@ -207,7 +207,7 @@ def _made(text: str, conversation: str, how: str, **more: Any) -> GeneratedQuery
     kind = more.get("kind", "positive")
     return GeneratedQuery(f"g{text_hash(conversation, kind, text)[:10]}", text, conversation, how, **more)
 
-# %% ../../nbs/benchmark/06_generate.ipynb #95f226f1
+# %% ../../nbs/benchmark/06_generate.ipynb #5cb816c7
 _OPENINGS = (("Find conversations where", "Conversations in which"), ("Show me sessions in which", "Find chats where"),
              ("Conversations where", "Look for dialogues in which"), ("I want to see chats in which", "Sessions where"))
 
@@ -247,7 +247,7 @@ def _word_query(
             f"the {steps[0].role} {says[0]} and then the {steps[1].role} {says[1]}"
     return f"{opening} {words}"
 
-# %% ../../nbs/benchmark/06_generate.ipynb #739cfd91
+# %% ../../nbs/benchmark/06_generate.ipynb #d80f7ff1
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)?")
 _DULL = frozenset(
     "about above after again already also always another anything around because been before being between both cannot "
@@ -330,7 +330,7 @@ def _checked(conversations: Iterable[Conversation]) -> list[Conversation]:
         raise CdrError(f"the conversation {twice[0]!r} is given twice: ids must be distinct")
     return conversations
 
-# %% ../../nbs/benchmark/06_generate.ipynb #409ded20
+# %% ../../nbs/benchmark/06_generate.ipynb #2c571e37
 def quoted(
     text: str,
     tag: str,  # of the block in the prompt
@@ -416,7 +416,7 @@ def _queries_by_rule(conversations: Sequence[Conversation], acts: Mapping[str, A
             rejected.append(Rejected(one.id, "", "no act that the rule knows stands in it"))
     return Generation(tuple(queries), tuple(rejected))
 
-# %% ../../nbs/benchmark/06_generate.ipynb #45f266a6
+# %% ../../nbs/benchmark/06_generate.ipynb #a063bf44
 class AugmentReply(BaseModel):
     "What the prompt for negatives and the paraphrase asks for: named fields, since small models fill lists without end."
 
@@ -520,7 +520,7 @@ def _augment_by_rule(queries: Sequence[GeneratedQuery], conversations: Mapping[s
                           kind="paraphrase", of=one.query, steps=one.steps, topic=one.topic))
     return Generation(tuple(made), tuple(rejected))
 
-# %% ../../nbs/benchmark/06_generate.ipynb #aeb517c0
+# %% ../../nbs/benchmark/06_generate.ipynb #5e44d032
 @dataclass(frozen=True)
 class MadeLimits:
     "What a made conversation may be like, measured against its reference."
@@ -585,7 +585,7 @@ def made_faults(
             faults.append(f"it repeats the query: {run!r}")
     return faults
 
-# %% ../../nbs/benchmark/06_generate.ipynb #70738082
+# %% ../../nbs/benchmark/06_generate.ipynb #78396d58
 class MadeMessage(BaseModel):
     "One message of a made conversation."
 
@@ -661,7 +661,7 @@ def synthesise(
                 return Synthesis(text, reference.id, made, (), llm.model, attempt, usage)
     return Synthesis(text, reference.id, None, tuple(faults), llm.model, tries, usage)
 
-# %% ../../nbs/benchmark/06_generate.ipynb #12bb1e94
+# %% ../../nbs/benchmark/06_generate.ipynb #4ed65fd8
 _ENDINGS = re.compile(r"(?:ing|ied|ies|ed|es|s)$")
 _SMALL = frozenset("a an the of to and or in on for with that this it its is are was be by at as who where which what when not "
                    "user assistant find conversation chat session say tell first then later after afterwards has have does".split())
@@ -741,7 +741,7 @@ class _Bank:
         "Sentences for acts; those that need something else filled in are left out."
         found = []
         for name in names:
-            for text in self.texts.get((role, name), ()):
+            for text in [name] if " " in name else self.texts.get((role, name), ()):
                 for slot, value in topic.items():
                     text = text.replace(f"{{{slot}}}", value)
                 if "{" not in text:
