@@ -9,11 +9,12 @@ __all__ = ['Prompt', 'read_prompt', 'prompt_names', 'load_prompt']
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jinja2 import StrictUndefined, TemplateSyntaxError, meta
+from jinja2 import StrictUndefined, Template, TemplateSyntaxError, meta
 from jinja2.sandbox import SandboxedEnvironment
 
 from .config import CdrError, data_dir, text_hash
@@ -22,6 +23,17 @@ from .conversation import is_blank
 # %% ../../nbs/core/21_prompts.ipynb #925a27ed
 _ENVIRONMENT = SandboxedEnvironment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False)
 _PARTS = ("system", "user")
+
+
+# The same few templates are filled in thousands of times, and compiling one takes longer than filling it in.
+@lru_cache(maxsize=256)
+def _compiled(text: str) -> Template:
+    return _ENVIRONMENT.from_string(text)
+
+
+@lru_cache(maxsize=256)
+def _names(text: str) -> frozenset[str]:
+    return frozenset(meta.find_undeclared_variables(_ENVIRONMENT.parse(text)))
 
 
 @dataclass(frozen=True)
@@ -44,8 +56,7 @@ class Prompt:
     @property
     def variables(self) -> tuple[str, ...]:
         "Names that `render` needs, sorted."
-        names = {name for part in _PARTS
-                 for name in meta.find_undeclared_variables(_ENVIRONMENT.parse(getattr(self, part)))}
+        names = {name for part in _PARTS for name in _names(getattr(self, part))}
         return tuple(sorted(names - set(_ENVIRONMENT.globals)))
 
     @property
@@ -68,7 +79,7 @@ class Prompt:
         messages = []
         for part in _PARTS:
             try:
-                text = _ENVIRONMENT.from_string(getattr(self, part)).render(**variables).strip()
+                text = _compiled(getattr(self, part)).render(**variables).strip()
             except Exception as error:  # a template is a program: with some values it may fail in any way
                 raise CdrError(f"prompt {self.name}, {part}: {error}") from None
             if not is_blank(text):
