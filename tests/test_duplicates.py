@@ -183,6 +183,16 @@ def test_CUR_06_a_repeated_turn_is_reported_and_nothing_changes():
     assert len(repeated_turns(talks, least=4)) == 0
 
 
+def test_a_shared_system_prompt_is_not_the_first_turn():
+    told = [
+        Conversation.make("a", ("system", "Be brief."), ("user", "Where is my bag?"), ("assistant", "In Oslo.")),
+        Conversation.make("b", ("system", "Be brief."), ("user", "What is rain?"), ("assistant", "Water.")),
+        Conversation.make("c", ("system", "Be brief."), ("user", "where is my bag?"), ("assistant", "In Rome.")),
+    ]
+    kept, dropped = drop_exact(told, first=1)
+    assert [talk.id for talk in kept] == ["a", "b"] and dropped["survivor"].tolist() == ["a"]
+
+
 @pytest.mark.parametrize("stage", [drop_exact, drop_fuzzy, drop_semantic])
 @pytest.mark.parametrize("test_first", [True, False])
 def test_CUR_07_the_training_copy_goes(stage, test_first, one_thread):

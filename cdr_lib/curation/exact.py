@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['normal_text', 'exact_keys', 'exact_duplicates', 'drop_exact', 'repeated_turns']
 
-# %% ../../nbs/curation/02_exact.ipynb #67b3582c
+# %% ../../nbs/curation/02_exact.ipynb #34b7d95d
 import hashlib
 import re
 import unicodedata
@@ -18,7 +18,7 @@ from ..core.config import CdrError
 from ..core.conversation import Conversation
 from .settle import Duplicates, conversation_ranks, settle_groups, split_dropped
 
-# %% ../../nbs/curation/02_exact.ipynb #3ccc632a
+# %% ../../nbs/curation/02_exact.ipynb #6346390e
 _HIDDEN = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f"
                      "\ufeff\ufff9-\ufffb\U0001bca0-\U0001bca3\U0001d173-\U0001d17a]")
 
@@ -35,10 +35,10 @@ def normal_text(text: str) -> str:
         text = " ".join(unicodedata.normalize("NFC", _HIDDEN.sub("", text)).split())
     return text
 
-# %% ../../nbs/curation/02_exact.ipynb #abdf6da3
+# %% ../../nbs/curation/02_exact.ipynb #5c10dc43
 def exact_keys(
     conversations: Iterable[Conversation],
-    first: int | None = None,  # compare the first turns that show something; None = all
+    first: int | None = None,  # compare the first turns that show something, the system's aside; None = all
     roles: bool = True,  # whether the same words from another role are another conversation
 ) -> np.ndarray:  # uint64 [n, 2]; (0, 0) = nothing to compare
     "A 128-bit key of what each conversation reads like, the same in every process and on every machine."
@@ -47,10 +47,12 @@ def exact_keys(
     digests = []
     for conversation in conversations:
         parts: list[str] = []
+        said = 0
         for turn in conversation.turns:
             if text := normal_text(turn.text):
                 parts.append(f"{turn.role if roles else ''}:{len(text)}:{text}")
-                if len(parts) == first:
+                said += turn.role != "system"
+                if said == first:
                     break
         digests.append(hashlib.blake2b("".join(parts).encode(), digest_size=16).digest() if parts else bytes(16))
     # Little-endian on every machine.
@@ -73,10 +75,10 @@ def exact_duplicates(
     groups[order] = np.cumsum(new)
     return settle_groups(groups, [], [], [], rank, evaluation)
 
-# %% ../../nbs/curation/02_exact.ipynb #59b650ff
+# %% ../../nbs/curation/02_exact.ipynb #1b618b3f
 def drop_exact(
     conversations: Sequence[Conversation],
-    first: int | None = None,  # compare the first turns that show something; None = all
+    first: int | None = None,  # compare the first turns that show something, the system's aside; None = all
     roles: bool = True,
     evaluation=None,  # bool [n]; default: read from meta["split"]
 ) -> tuple[list[Conversation], pd.DataFrame]:  # kept, in the order given; and the table id, survivor, similarity
@@ -85,7 +87,7 @@ def drop_exact(
     rank, evaluation = conversation_ranks(conversations, evaluation)
     return split_dropped(conversations, exact_duplicates(exact_keys(conversations, first, roles), rank, evaluation))
 
-# %% ../../nbs/curation/02_exact.ipynb #7f4f6593
+# %% ../../nbs/curation/02_exact.ipynb #ed726cf9
 def repeated_turns(
     conversations: Iterable[Conversation],
     least: int = 3,  # conversations that a turn must occur in
