@@ -8,6 +8,7 @@ import pytest
 from cdr_lib.core.collection import BadCollection, Collection
 from cdr_lib.core.config import CdrError
 from cdr_lib.core.conversation import BadRecord, Conversation, Turn, is_blank, render
+from cdr_lib.core.corpus import open_corpus
 from cdr_lib.core.formats import read_long_csv, read_messages_jsonl, read_sharegpt, thread_utterances
 from cdr_lib.core.io import by_id, read_jsonl, read_parquet, write_jsonl, write_parquet
 from cdr_lib.core.layouts import read_beir, read_cdr, write_cdr
@@ -401,3 +402,60 @@ def test_LOA_20_opendialkg_cells_hold_dialogues(tmp_path):
     assert conversation.turns[1].meta["path"] == [["Dune", "written_by", "Herbert"]]
     # No row is passed over silently: the one without messages is a reject with its place.
     assert reader.counts["records"] == 2 and [(reject.line, reject.reason[-8:]) for reject in reader.rejects] == [(3, "no turns")]
+
+
+def test_rows_in_the_order_of_their_times(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text(
+        "conv_id,role,text,at\n"
+        "a,assistant,third,2024-03-31T03:10:00+02:00\n"
+        "a,user,first,2024-03-31T00:59:00Z\n"
+        "a,user,second,2024-03-31 01:05\n"
+        "a,user,second too,2024-03-31 01:05:00.0000000\n"
+        "b,user,lost,soon\n"
+        "c,user,found,10\n",
+        encoding="utf-8",
+    )
+    reader = read_long_csv(path, order="at", on_error="collect")
+    # a time without a zone counts as UTC; rows of one moment keep the order of the file
+    found = {item.id: [turn.text for turn in item.turns] for item in reader}
+    assert found == {"c": ["found"], "a": ["first", "second", "second too", "third"]}
+    assert [(reject.line, reject.reason.partition(",")[0]) for reject in reader.rejects] == [
+        (6, "'soon' is neither a number nor an ISO 8601 time")
+    ]
+    # without it the file decides, and numbers are not compared as text
+    assert [turn.text for turn in next(read_long_csv(path)).turns] == ["third", "first", "second", "second too"]
+    path.write_text("conv_id,role,text,at\na,assistant,2,10\na,user,1,9\n", encoding="utf-8")
+    assert [turn.text for turn in next(read_long_csv(path, order="at")).turns] == ["1", "2"]
+    with pytest.raises(CdrError, match="no column 'time'.*order="):
+        read_long_csv(path, order="time")
+
+
+def test_a_table_of_another_kind_says_so(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("conv_id;role;text\na;user;hi, you\n", encoding="utf-8")
+    with pytest.raises(CdrError, match="delimiter=';'"):
+        read_long_csv(path)
+    assert next(read_long_csv(path, delimiter=";")).turns[0].text == "hi, you"
+    path.write_text("conv_id,role,text\na,user,hi\n", encoding="utf-16")
+    with pytest.raises(CdrError, match="UTF-16 text; save it as UTF-8"):
+        read_long_csv(path)
+
+
+def test_one_record_over_several_lines(tmp_path):
+    record = {"id": "a", "messages": [{"role": "user", "content": "hi"}]}
+    path = tmp_path / "a.json"
+    for indent in (1, 4, None):
+        path.write_text(json.dumps(record, indent=indent), encoding="utf-8-sig")
+        assert [item.id for item in read_messages_jsonl(path)] == ["a"] == [item.id for item in open_corpus(path)]
+    # lines stay lines, also where the first is cut
+    path.write_text('{"id": "x", "mess\n' + json.dumps(record) + "\n", encoding="utf-8")
+    reader = read_messages_jsonl(path, on_error="collect")
+    assert [item.id for item in reader] == ["a"] and reader.rejects[0].line == 1
+
+
+def test_sharegpt_with_roles_names_the_reader_that_fits(tmp_path):
+    path = lines(tmp_path / "a.jsonl", {"id": "a", "conversations": [{"role": "user", "content": "hi"}]})
+    with pytest.raises(BadRecord, match="read_messages_jsonl"):
+        list(read_sharegpt(path))
+    assert pairs(next(read_messages_jsonl(path, field="conversations"))) == [["user", "hi"]]

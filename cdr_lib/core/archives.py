@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['looks_like', 'media_placeholder', 'ExportFiles', 'export_records', 'export_document', 'checked']
 
-# %% ../../nbs/core/06b_archives.ipynb #d59cf177
+# %% ../../nbs/core/06b_archives.ipynb #ec123265
 import codecs
 import json
 import math
@@ -22,9 +22,9 @@ from typing import Any
 
 from .config import CdrError
 from .conversation import BadRecord
-from .records import Record, json_records, open_bytes, parse_json, settle_surrogates
+from .records import Record, json_records, settle_surrogates
 
-# %% ../../nbs/core/06b_archives.ipynb #d84d6f6f
+# %% ../../nbs/core/06b_archives.ipynb #8b5b55c4
 _MAGIC = (
     (b"%PDF", "a PDF document"),
     (b"PAR1", "a Parquet file"),
@@ -111,7 +111,7 @@ def looks_like(
     # One bad byte in a long file is for its reader to name.
     return _looks_like_text(text) + " that is not UTF-8" * (_UNDECODED.search(text[:4096]) is not None)
 
-# %% ../../nbs/core/06b_archives.ipynb #01d196ec
+# %% ../../nbs/core/06b_archives.ipynb #8c54e898
 _MEDIA = {
     kind: frozenset(names.split())
     for kind, names in {
@@ -130,7 +130,7 @@ def media_placeholder(
     ending = re.split(r"[?#]", name)[0].rpartition(".")[2].lower()
     return f"[{next((kind for kind, endings in _MEDIA.items() if ending in endings), 'file')}]"
 
-# %% ../../nbs/core/06b_archives.ipynb #b0dd9fcf
+# %% ../../nbs/core/06b_archives.ipynb #dbb62788
 _FREE, _RATIO, _MOST = 64 << 20, 250, 16 << 30
 
 
@@ -225,20 +225,7 @@ class ExportFiles:
         "The error for a path that does not hold `what`."
         return CdrError(f"{self.path} is not {what}: it looks like {looks_like(self.path)}" + f"; {hint}" * bool(hint))
 
-# %% ../../nbs/core/06b_archives.ipynb #92aa68af
-def _one_object(path: Path, surrogates: str) -> list[Record]:
-    "The record of a file that is one JSON object over several lines; nothing if it is anything else."
-    with open_bytes(path) as file:
-        line = file.readline(1 << 20).removeprefix(codecs.BOM_UTF8).strip()
-        if not line.startswith(b"{") or line.endswith(b"}"):
-            return []
-        try:
-            value, replaced = parse_json((line + b"\n" + file.read()).decode("utf-8"), surrogates)
-        except (BadRecord, UnicodeDecodeError):
-            return []
-    return [Record(str(path), 1, value, line, replaced=replaced)]
-
-
+# %% ../../nbs/core/06b_archives.ipynb #e17a8cc3
 def export_records(
     export: ExportFiles,
     names: list[str],  # the files to read, each one JSON array, JSON Lines or a single object
@@ -251,7 +238,7 @@ def export_records(
             kind = looks_like(file)
             if not name.endswith(".gz") and not kind.startswith((what, "a JSON")):
                 raise CdrError(f"{export.place(name)} is not {what or 'JSON'}: it looks like {kind}")
-            for record in _one_object(file, surrogates) or json_records(file, surrogates):
+            for record in json_records(file, surrogates):
                 yield record._replace(file=export.place(name))
 
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BRANCHES', 'path_to', 'iso_time', 'read_chatgpt', 'read_claude', 'read_long_excel']
 
-# %% ../../nbs/core/07_exports.ipynb #d09d8453
+# %% ../../nbs/core/07_exports.ipynb #18432bc1
 import datetime
 import re
 from collections import Counter
@@ -20,7 +20,7 @@ from .formats import check_roles, content_text, read_long_rows, role_of
 from .io import Reader
 from .records import ON_ERROR, SURROGATES, Record, kind_of, one_of
 
-# %% ../../nbs/core/07_exports.ipynb #a2b56935
+# %% ../../nbs/core/07_exports.ipynb #e4e4526a
 BRANCHES = ("seen", "all")
 
 
@@ -78,7 +78,7 @@ def iso_time(seconds: Any) -> dict[str, str]:  # {"time": ...}, empty where ther
     except (ValueError, OverflowError, OSError):
         raise BadRecord(f"{seconds} is no time") from None
 
-# %% ../../nbs/core/07_exports.ipynb #d5c4f797
+# %% ../../nbs/core/07_exports.ipynb #8960067a
 _UNSEEN = ("user_editable_context", "model_editable_context", "thoughts", "reasoning_recap", "app_pairing_content")
 
 
@@ -222,7 +222,7 @@ def _conversation_files(export: ExportFiles, pattern: str, what: str) -> list[st
         raise export.refuse(what, "there is no conversations.json in it")
     return names
 
-# %% ../../nbs/core/07_exports.ipynb #9bb8f35a
+# %% ../../nbs/core/07_exports.ipynb #a0362cf5
 _NO_PARENT = re.compile("0{8}-0000-4?0*-")
 
 
@@ -337,7 +337,7 @@ def read_claude(
 
     return Reader(export_records(export, names, surrogates, "a Claude export"), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/07_exports.ipynb #c2a0e0f8
+# %% ../../nbs/core/07_exports.ipynb #723f7c53
 _EXACT = 10**15
 
 
@@ -412,10 +412,11 @@ def read_long_excel(
     roles: Mapping[str, str] | None = None,
     unmapped: str = "reject",
     source: str = "long_excel",
+    order: str | None = None,
 ) -> Reader:
     "Read utterances, one per row of a sheet, put together to conversations; places in messages are the sheet's rows."
     path = Path(path)
-    needed = {column for column in (conversation, role, text) if column is not None}
+    needed = {column for column in (conversation, role, text, order) if column is not None}
     name, header, rows = _pick_sheet(path, _open_workbook(path), sheet, needed)
     place, records, dates = f"{path}[{name}]", [], 0
     for number, cells in rows:
@@ -427,6 +428,6 @@ def read_long_excel(
                      for column, cell in zip(header, cells))
         records.append(Record(place, number, value, " | ".join(value.values()), problem))
     reader = read_long_rows(place, header, records, on_error, conversation, role, text, speaker, utterance, reply_to,
-                            default_role, roles, unmapped, source=source)
+                            default_role, roles, unmapped, source=source, order=order)
     reader.counts["dates_as_text"] += dates
     return reader

@@ -5,11 +5,13 @@
 # %% auto #0
 __all__ = ['ROLE_TAGS', 'UNMAPPED', 'MISSING_ID', 'role_of', 'check_roles', 'content_text', 'turn_from_message', 'turns_of',
            'record_id', 'read_messages_jsonl', 'turn_from_sharegpt', 'read_sharegpt', 'Thread', 'thread_utterances',
-           'csv_rows', 'read_long_rows', 'read_long_csv']
+           'csv_rows', 'iso_datetime', 'read_long_rows', 'read_long_csv']
 
-# %% ../../nbs/core/06_formats.ipynb #ea0bdeca
+# %% ../../nbs/core/06_formats.ipynb #279b07ac
 import csv
+import datetime
 import io
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,14 +24,14 @@ from .conversation import ROLES, BadRecord, Conversation, Turn
 from .io import Reader
 from .records import Record, existing_file, json_records, kind_of, one_of, open_bytes
 
-# %% ../../nbs/core/06_formats.ipynb #1891e621
+# %% ../../nbs/core/06_formats.ipynb #cd9d6859
 ROLE_TAGS = {
     tag: role
     for role, tags in {
         "user": "user human usr customer prompter",
         "assistant": "assistant gpt chatgpt bot chatbot model ai agent bing bard claude",
         "system": "system developer",
-        "tool": "tool function function_call observation ipython",
+        "tool": "tool tool_call tool_response function function_call function_response observation ipython",
     }.items()
     for tag in tags.split()
 }
@@ -59,7 +61,7 @@ def check_roles(roles: Mapping[str, str] | None) -> None:
     for tag, role in (roles or {}).items():
         one_of(f"roles[{tag!r}]", role, ROLES)
 
-# %% ../../nbs/core/06_formats.ipynb #f7058f1c
+# %% ../../nbs/core/06_formats.ipynb #f691b8ba
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _PLACEHOLDERS = {
     "image_url": "image", "input_image": "image", "input_audio": "audio", "video_url": "video", "input_file": "file",
@@ -103,7 +105,7 @@ def content_text(
         kept.append(part)
     return "\n".join(texts), kept
 
-# %% ../../nbs/core/06_formats.ipynb #0bfdd7c7
+# %% ../../nbs/core/06_formats.ipynb #8eb582eb
 MISSING_ID = ("reject", "number")
 
 
@@ -205,7 +207,7 @@ def read_messages_jsonl(
 
     return Reader(json_records(path, surrogates), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/06_formats.ipynb #61e117dd
+# %% ../../nbs/core/06_formats.ipynb #7ae47bdb
 def turn_from_sharegpt(
     entry: Any,  # {"from": ..., "value": ..., and whatever else}
     roles: Mapping[str, str] | None = None,  # as in `role_of`
@@ -214,6 +216,8 @@ def turn_from_sharegpt(
     "A turn from a ShareGPT entry; a null or missing value is a blank turn."
     if not isinstance(entry, Mapping):
         raise BadRecord(f"an entry is {kind_of(entry)}, not an object")
+    if "from" not in entry and "role" in entry:
+        raise BadRecord("an entry has no 'from' but 'role': read_messages_jsonl(field='conversations') reads that")
     role, meta = role_of(entry.get("from"), roles, unmapped)
     text, parts = content_text(_content_of(entry, "value", ("content", "text")))
     meta |= {key: value for key, value in entry.items() if key not in ("from", "value")}
@@ -253,7 +257,7 @@ def read_sharegpt(
 
     return Reader(json_records(path, surrogates), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/06_formats.ipynb #c6f545ea
+# %% ../../nbs/core/06_formats.ipynb #8080860a
 class Thread(NamedTuple):
     "A conversation put together from utterances."
 
@@ -327,7 +331,7 @@ def thread_utterances(
             rows.setdefault(homes[row], []).append(row)
     return [Thread(id, tuple(found), {row: notes[row] for row in found if row in notes}) for id, found in rows.items()]
 
-# %% ../../nbs/core/06_formats.ipynb #dde0170d
+# %% ../../nbs/core/06_formats.ipynb #ad69fc85
 _UNDECODED = re.compile("[\udc80-\udcff]")
 
 
@@ -343,6 +347,9 @@ def csv_rows(
     waiting: list[str] = []
     try:
         with open_bytes(path) as raw:
+            if raw.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+                raise CdrError(f"{path}: UTF-16 text; save it as UTF-8")
+            raw.seek(0)
             lines = iter(io.TextIOWrapper(raw, encoding="utf-8-sig", errors="surrogateescape", newline=""))
 
             def feed() -> Iterator[str]:
@@ -380,6 +387,38 @@ def csv_rows(
         csv.field_size_limit(limit)
 
 
+_ISO = re.compile(r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d(?::\d\d)?)(\.\d+)? ?(Z|[+-]\d\d:?\d\d)?)?")
+
+
+def iso_datetime(
+    text: str,
+) -> datetime.datetime | None:  # None where it is none; with a zone where the text has one
+    "An ISO 8601 time in any of the forms that programs write."
+    if not (found := _ISO.fullmatch(text)):
+        return None
+    # Seven digits of a second, a Z, a zone without its colon: Python 3.10 reads none of them.
+    day, clock, part, zone = (group or "" for group in found.groups())
+    zone = re.sub(r"^(...)(\d\d)$", r"\1:\2", zone.replace("Z", "+00:00"))
+    try:
+        return datetime.datetime.fromisoformat(f"{day}T{clock or '00:00'}{part and part[:7].ljust(7, '0')}{zone}")
+    except ValueError:
+        return None
+
+
+def _moment(text: str) -> float:
+    "A number, or a time in seconds (in UTC where it names no zone); a cell that is neither is a bad record."
+    text = text.strip()
+    if (time := iso_datetime(text)) is not None:
+        return (time if time.tzinfo else time.replace(tzinfo=datetime.timezone.utc)).timestamp()
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise BadRecord(f"{text!r} is neither a number nor an ISO 8601 time, so the row has no place")
+    return value
+
+
 def read_long_rows(
     path: str | Path,  # where the rows are from, for messages
     header: Sequence[str],
@@ -396,6 +435,7 @@ def read_long_rows(
     unmapped: str = "reject",  # as in `read_messages_jsonl`
     delimiter: str = ",",
     source: str = "long_csv",
+    order: str | None = None,  # column of numbers or ISO 8601 times to sort the rows by; None: as they stand
 ) -> Reader:
     "Conversations from rows of utterances, whatever kind of table they stood in."
     one_of("unmapped", unmapped, UNMAPPED)
@@ -404,10 +444,14 @@ def read_long_rows(
         one_of("default_role", default_role, ROLES)
     if twice := [name for name, count in Counter(header).items() if count > 1]:
         raise CdrError(f"{path}: the column {twice[0]!r} occurs twice")
-    for name, column in (("conversation", conversation), ("role", role), ("text", text)):
+    for name, column in (("conversation", conversation), ("role", role), ("text", text), ("order", order)):
         if column is not None and column not in header:
             hint = {"conversation": "; None if there is none", "role": "; None (and default_role=) if there is none"}
             there = ", ".join(map(repr, header)) or "nothing"
+            other = next((sign for sign in (";", "\t", "|") if len(header) == 1 and sign in header[0]), "")
+            if other and other != delimiter:
+                raise CdrError(f"{path} has one column, {there}: the cells seem to be separated otherwise, say "
+                               f"delimiter={other!r}")
             raise CdrError(f"{path} has no column {column!r}, only {there}: name it with {name}={hint.get(name, '')}")
     if role is None and default_role is None:
         raise CdrError("role=None needs default_role=, the role of every row")
@@ -436,15 +480,16 @@ def read_long_rows(
         counts["unmapped_roles"] += sum(bool(turn.meta.get("unmapped")) for turn in turns)
         return (Conversation(thread.id, tuple(turns), source),)
 
-    return Reader(_threads(records, header, conversation, utterance, reply_to, delimiter), parse, on_error)
+    return Reader(_threads(records, header, conversation, utterance, reply_to, delimiter, order), parse, on_error)
 
 
 def _threads(
     records: Sequence[Record], header: Sequence[str], conversation: str | None, utterance: str, reply_to: str,
-    delimiter: str,
+    delimiter: str, order: str | None,
 ) -> Iterator[Record]:
     "Bad rows as they are, repeated rows as records of nothing, then conversations with their rows."
     rows: list[Record] = []
+    moments: list[float] = []
     first: dict[tuple, Record] = {}
     holes: dict[str, int] = {}
     for record in records:
@@ -456,14 +501,21 @@ def _threads(
             if known is not record:
                 problem = f"the utterance id {id!r} stands on line {known.line} with another content"
                 record = record._replace(problem=problem)
+        try:
+            moment = _moment(record.value[order]) if order is not None and not record.problem else 0.0
+        except BadRecord as error:
+            record = record._replace(problem=error.reason)
         if not record.problem:
             rows.append(record)
+            moments.append(moment)
             continue
         yield record
         if conversation is not None:
             # Good enough to tell which conversation now has a hole, not to make a turn of.
             cells = list(record.value.values()) or next(csv.reader([record.raw], delimiter=delimiter), [])
             holes.setdefault(dict(zip(header, cells)).get(conversation, ""), record.line)
+
+    rows = [rows[place] for place in sorted(range(len(rows)), key=moments.__getitem__)]
 
     def column(name: str | None) -> list[str | None]:
         return [record.value.get(name) or None for record in rows]
@@ -490,9 +542,10 @@ def read_long_csv(
     unmapped: str = "reject",
     delimiter: str = ",",
     source: str = "long_csv",
+    order: str | None = None,
 ) -> Reader:
     "Read utterances, one per row, put together by `thread_utterances`; further columns go to the turns' `meta`."
     path = existing_file(path)
     header, records = csv_rows(path, delimiter)
     return read_long_rows(path, header, records, on_error, conversation, role, text, speaker, utterance, reply_to,
-                          default_role, roles, unmapped, delimiter, source)
+                          default_role, roles, unmapped, delimiter, source, order)

@@ -6,7 +6,7 @@
 __all__ = ['SURROGATES', 'ON_ERROR', 'one_of', 'settle_surrogates', 'parse_json', 'Record', 'open_bytes', 'existing_file',
            'json_lines', 'json_items', 'json_records', 'json_pairs', 'kind_of', 'excerpt', 'id_in', 'Reject', 'Rejects']
 
-# %% ../../nbs/core/02_records.ipynb #44ca8ded
+# %% ../../nbs/core/02_records.ipynb #95a4828d
 import dataclasses
 import gzip
 import io
@@ -25,7 +25,7 @@ import pandas as pd
 from .config import CdrError
 from .conversation import BadRecord, escape_html
 
-# %% ../../nbs/core/02_records.ipynb #ce857b72
+# %% ../../nbs/core/02_records.ipynb #8f186062
 SURROGATES = ("reject", "replace")
 _LONE = re.compile("[\ud800-\udfff]")
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -122,7 +122,7 @@ def parse_json(
         # Decoded UTF-8 holds no surrogates, so only an escape can have made one.
         return settle_surrogates(value, surrogates) if _ESCAPED_SURROGATE.search(text) else (value, 0)
 
-# %% ../../nbs/core/02_records.ipynb #29b64dc1
+# %% ../../nbs/core/02_records.ipynb #08f040f9
 class Record(NamedTuple):
     "One entry of a file, read or not."
 
@@ -182,7 +182,7 @@ def json_lines(
             except _BadText as error:
                 yield Record(str(path), number, None, line, error.reason, at=error.at)
 
-# %% ../../nbs/core/02_records.ipynb #eddaa69d
+# %% ../../nbs/core/02_records.ipynb #0ab8a45c
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},"]', re.DOTALL)
 _SPACE = re.compile(r"[ \t\r\n]*")
 _ARRAY_VALUE = re.compile(r"[ \t\r\n]*:[ \t\r\n]*\[")
@@ -304,12 +304,26 @@ def json_items(
             yield broken("the object does not end after its array: the file seems to be cut")
 
 
+def _one_object(path: Path, surrogates: str) -> list[Record]:
+    "The record of a file that is one JSON object over several lines; nothing if it is anything else."
+    with open_bytes(path) as file:
+        line = file.readline(1 << 20)
+        start = line.removeprefix(b"\xef\xbb\xbf").strip()
+        if not start.startswith(b"{") or start.endswith(b"}") or not line.endswith(b"\n"):
+            return []
+        try:
+            value, replaced = parse_json((start + b"\n" + file.read()).decode("utf-8"), surrogates)
+        except (BadRecord, UnicodeDecodeError):
+            return []
+    return [Record(str(path), 1, value, start, replaced=replaced)]
+
+
 def json_records(
     path: str | Path,
     surrogates: str = "reject",  # see `parse_json`
     under: str | None = None,  # a third form: an object with the array under this key, as `{"data": [...]}`
 ) -> Iterator[Record]:
-    "Records of a file that is either JSON Lines or one JSON array; a name with `.jsonl` is always the former."
+    "Records of a file that is JSON Lines, one JSON array or one object; a name with `.jsonl` is always the first."
     path = existing_file(path)
     if ".jsonl" in path.suffixes:
         return json_lines(path, surrogates)
@@ -317,9 +331,12 @@ def json_records(
         head = file.read(4096 if under is None else _CHUNK).removeprefix(b"\xef\xbb\xbf").lstrip()
     if under is not None and _array_under(head.decode("utf-8", "replace"), under):
         return json_items(path, surrogates, under)
-    return (json_items if head.startswith(b"[") else json_lines)(path, surrogates)
+    if head.startswith(b"["):
+        return json_items(path, surrogates)
+    whole = _one_object(path, surrogates)
+    return iter(whole) if whole else json_lines(path, surrogates)
 
-# %% ../../nbs/core/02_records.ipynb #c782cf8b
+# %% ../../nbs/core/02_records.ipynb #2748284d
 class _Pairs(list):
     "A JSON object as it stands, repeated keys included."
 
@@ -354,7 +371,7 @@ def kind_of(value: Any) -> str:
     names = {str: "text", bool: "a truth value", int: "a number", float: "a number", list: "a list", type(None): "null"}
     return names.get(type(value), type(value).__name__)
 
-# %% ../../nbs/core/02_records.ipynb #96005616
+# %% ../../nbs/core/02_records.ipynb #5b3871f2
 ON_ERROR = ("raise", "collect")
 
 

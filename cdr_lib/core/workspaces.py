@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Directory', 'slack_text', 'read_slack', 'read_discord']
 
-# %% ../../nbs/core/07c_workspaces.ipynb #3e1fad95
+# %% ../../nbs/core/07c_workspaces.ipynb #b74a0425
 import datetime
 import re
 from collections import Counter
@@ -18,11 +18,11 @@ from .archives import ExportFiles, checked, export_document, media_placeholder
 from .chat import Chat, Message, RawDate, chat_or_reject, date_of, days_first, read_chats
 from .config import CdrError
 from .conversation import BadRecord, is_blank
-from .formats import csv_rows
+from .formats import csv_rows, iso_datetime
 from .io import Reader
 from .records import ON_ERROR, SURROGATES, Record, kind_of, one_of
 
-# %% ../../nbs/core/07c_workspaces.ipynb #88321116
+# %% ../../nbs/core/07c_workspaces.ipynb #3a7c7551
 class Directory(NamedTuple):
     "Who and what the ids of a Slack workspace stand for."
 
@@ -55,7 +55,7 @@ def slack_text(
     text = _BRACKETS.sub(shown, text)
     return text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&")
 
-# %% ../../nbs/core/07c_workspaces.ipynb #7bfd5dae
+# %% ../../nbs/core/07c_workspaces.ipynb #f3286023
 _SLACK_SERVICE = frozenset(
     "channel_join channel_leave channel_topic channel_purpose channel_name channel_archive channel_unarchive "
     "channel_posting_permissions channel_convert_to_private channel_canvas_updated group_join group_leave group_topic "
@@ -126,7 +126,7 @@ def _slack_message(entry: Mapping, directory: Directory, roots: set[str]) -> Mes
     return Message(speaker, text, time, {name: entry[name] for name in _SLACK_KEPT if entry.get(name)}, bot,
                    entry["ts"], thread, raw=text)
 
-# %% ../../nbs/core/07c_workspaces.ipynb #16740330
+# %% ../../nbs/core/07c_workspaces.ipynb #2c3b2c00
 _SLACK_DAY = r"(?:(?P<root>.*)/)?(?P<channel>[^/]+)/(?P<day>\d{4}-\d\d-\d\d)\.json"
 
 
@@ -259,10 +259,9 @@ def read_slack(
 
     return read_chats(chats, source, gap, assistant, me, on_error, on_duplicate)
 
-# %% ../../nbs/core/07c_workspaces.ipynb #98befdc0
+# %% ../../nbs/core/07c_workspaces.ipynb #25b002dd
 _DISCORD_SAID = ("Default", "Reply", "ChatInputCommand", "ContextMenuCommand", "0", "19", "20", "23")
 _DISCORD_KEPT = ("type", "timestampEdited", "reference", "attachments", "embeds", "stickers", "reactions")
-_ISO = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d(?::\d\d)?)(\.\d+)? ?(Z|[+-]\d\d:?\d\d)?")
 _CLOCK = r",? (\d{1,2}):(\d\d)(?::(\d\d))?\s?([AaPp]\.?[Mm]\.?)?"
 _NAMED = re.compile(r"(\d{1,2})[- ]([A-Za-z]{3})[a-z]*[- ](\d{2,4})" + _CLOCK)
 _SIGNED = re.compile(r"(\d{1,4})([./-])(\d{1,2})\2(\d{1,4})" + _CLOCK)
@@ -279,11 +278,8 @@ def _discord_time(text: Any, day_first: bool) -> datetime.datetime:
     "A time in any of the forms, or `BadRecord`."
     text = text.strip() if isinstance(text, str) else ""
     try:
-        if found := _ISO.fullmatch(text):
-            # Seven digits of a second, a Z, a zone without its colon: Python 3.10 reads none of them.
-            day, clock, part, zone = (group or "" for group in found.groups())
-            zone = re.sub(r"^(...)(\d\d)$", r"\1:\2", zone.replace("Z", "+00:00"))
-            return datetime.datetime.fromisoformat(f"{day}T{clock}{part and part[:7].ljust(7, '0')}{zone}")
+        if (time := iso_datetime(text)) is not None:
+            return time
         if found := _NAMED.fullmatch(text):
             raw = RawDate(int(found[1]), _MONTHS.index(found[2].lower()) + 1, int(found[3]))
             return date_of(raw, True, _hour(found[4], found[7]), int(found[5]), int(found[6] or 0))
@@ -310,7 +306,7 @@ def _discord_csv(export: ExportFiles, name: str, day_first: bool | None) -> Chat
     chat = Chat(number[1] if number else stem, export.place(name), [], {"chat": re.sub(r" ?\[\d+\].*", "", stem)})
     dates = [RawDate(int(found[1]), int(found[3]), int(found[4]), found[2]) for record in records
              if not record.problem and (found := _SIGNED.fullmatch(record.value["Date"].strip()))
-             and not _ISO.fullmatch(record.value["Date"].strip())]
+             and iso_datetime(record.value["Date"].strip()) is None]
     first = days_first(dates, export.place(name), day_first)
     for record in records:
         message = Message("", "", line=record.line, raw=record.raw, problem=record.problem)
