@@ -264,7 +264,7 @@ def test_short_talk_is_kept_and_signs_are_not():
 def test_a_short_answer_or_a_brace_may_repeat_and_a_long_line_may_not():
     asked = ["Shall I look for a table?", "Is four people right?", "Any time after seven?", "Then I book it now, fine?"]
     answered = talk(*(turn for question in asked for turn in (question, "yes")))
-    code = talk("\n".join(f"if (is_{word}(order)) {{\n    {word}_it();\n}}" for word in "paid sent lost back".split()))
+    code = talk("\n".join(f"if (is_{word}(order)) {{\n    {word}_it();\n}}" for word in ("paid", "sent", "lost", "back")))
     spam = talk("buy the kettle now " + "\nbuy the kettle now" * 3, "no", "why", "ok", "bye", "stop", "end")
     found = signals([answered, code, spam])
     assert (found["dup_lines"] >= 0.25).all() and judge(found).tolist() == ["", "", "repeated lines"]
