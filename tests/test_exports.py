@@ -498,6 +498,19 @@ def test_telegram_something_else(tmp_path, value, words):
         list(read_telegram(put(tmp_path / "result.json", value)))
 
 
+def test_a_message_that_stands_twice_is_taken_once(tmp_path):
+    def entry(id, text):
+        return {"id": id, "type": "message", "date_unixtime": str(1_700_000_000 + id), "from": "Ana", "text": text}
+
+    chat = {"name": "Ana", "type": "personal_chat", "id": 1, "messages": [entry(1, "a"), entry(2, "b"), entry(1, "a")]}
+    reader = read_telegram(put(tmp_path / "a.json", chat))
+    assert [said(each) for each in reader] == [[("Ana", "a"), ("Ana", "b")]]
+    assert reader.counts["repeated_messages"] == 1 and reader.counts["messages"] == 3
+    chat["messages"][2]["text"] = "another"
+    with pytest.raises(BadRecord, match="two different messages have the id '1'"):
+        list(read_telegram(put(tmp_path / "b.json", chat)))
+
+
 # --- Slack and Discord -----------------------------------------------------------------------------------------------
 
 def post(ts, user, text, **more):

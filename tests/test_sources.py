@@ -433,6 +433,11 @@ def test_sgd_bad_turns(tmp_path, turn, word):
         list(read_sgd(path))
 
 
+def test_dialogsum_with_line_ends_of_windows(tmp_path):
+    (found,) = read_dialogsum(lines(tmp_path / "a.jsonl", {"fname": "x", "dialogue": "#Person1#: a\r\n#Person2#: b"}))
+    assert pairs(found) == [("user", "a"), ("assistant", "b")]
+
+
 def test_dialogsum_hidden_topics_join_their_dialogues(tmp_path):
     lines(tmp_path / "dialogsum.hiddentest.dialogue.jsonl", {"fname": "h_0", "dialogue": "#Person2#: a\n#Person1#:b"})
     topics = lines(

@@ -6,7 +6,7 @@
 __all__ = ['Message', 'Chat', 'seconds_of', 'split_chat', 'chat_roles', 'read_chats', 'chat_or_reject', 'RawDate', 'days_first',
            'date_of']
 
-# %% ../../nbs/core/06c_chat.ipynb #cb3fc32d
+# %% ../../nbs/core/06c_chat.ipynb #6cb2ec6c
 import datetime
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ from .conversation import BadRecord, Conversation, Turn
 from .io import Reader
 from .records import Record
 
-# %% ../../nbs/core/06c_chat.ipynb #1cabee95
+# %% ../../nbs/core/06c_chat.ipynb #a6d7a0af
 class Message(NamedTuple):
     "One message of a chat, read or not."
 
@@ -93,7 +93,7 @@ def split_chat(
         last = now
     return pieces
 
-# %% ../../nbs/core/06c_chat.ipynb #28f9a3f7
+# %% ../../nbs/core/06c_chat.ipynb #e794bd17
 def chat_roles(
     messages: Sequence[Message],
     assistant: Sequence[str] = (),
@@ -111,7 +111,22 @@ def chat_roles(
     second = names[1] if len(names) == 2 else None
     return {(name, bot): "assistant" if name == second else "user" for name, bot in who}
 
-# %% ../../nbs/core/06c_chat.ipynb #f19b411c
+# %% ../../nbs/core/06c_chat.ipynb #ed892fed
+def _once(messages: Iterable[Message], counts: Counter) -> list[Message]:
+    "Messages without repeats of the same id; one that differs from the first of its id is bad."
+    first: dict[str, Message] = {}
+    kept = []
+    for message in messages:
+        known = first.setdefault(message.key, message) if message.key and not message.problem else message
+        if known is message:
+            kept.append(message)
+        elif known == message:
+            counts["repeated_messages"] += 1
+        else:
+            kept.append(message._replace(problem=f"two different messages have the id {message.key!r}"))
+    return kept
+
+
 def read_chats(
     chats: Callable[[Counter], Iterable[Chat]],  # gets the reader's counts to add to
     source: str,
@@ -133,11 +148,12 @@ def read_chats(
         for chat in chats(reader.counts):
             reader.counts["chats"] += bool(chat.messages)
             reader.counts["messages"] += len(chat.messages)
-            heard.update({message.speaker for message in chat.messages if not message.problem})
+            messages = _once(chat.messages, reader.counts)
+            heard.update({message.speaker for message in messages if not message.problem})
             yield from chat.strays
-            roles = chat_roles(chat.messages, assistant, me)
+            roles = chat_roles(messages, assistant, me)
             names: set[str] = set()
-            pieces = split_chat(chat.messages, gap)
+            pieces = split_chat(messages, gap)
             reader.counts["cuts"] += max(0, sum(not piece[0].thread for piece in pieces) - 1)
             for piece in pieces:
                 yield from _piece_records(chat, piece, roles, gap, names)
@@ -198,7 +214,7 @@ def _piece_records(
     value = {"id": id, "chat": chat, "piece": good, "roles": roles}
     yield Record(chat.file, good[0].line, value, good[0].raw, hole)
 
-# %% ../../nbs/core/06c_chat.ipynb #ce146053
+# %% ../../nbs/core/06c_chat.ipynb #2542f539
 class RawDate(NamedTuple):
     "Three numbers as they stand."
 

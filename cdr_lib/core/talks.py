@@ -6,7 +6,7 @@
 __all__ = ['DAILY_ACTS', 'DAILY_EMOTIONS', 'read_dialogsum', 'read_dailydialog', 'read_xdailydialog', 'read_opendialkg',
            'read_bot_adversarial', 'read_synthetic_persona_chat']
 
-# %% ../../nbs/core/11_talks.ipynb #1225e1fe
+# %% ../../nbs/core/11_talks.ipynb #6b18e054
 import re
 import warnings
 from collections import Counter
@@ -21,7 +21,7 @@ from .files import SPLIT_WORDS, corpus_files, csv_records, row_of, split_of, tex
 from .io import Reader
 from .records import Record, json_records, kind_of, parse_json
 
-# %% ../../nbs/core/11_talks.ipynb #ce0be38b
+# %% ../../nbs/core/11_talks.ipynb #f7d4ec62
 _PERSON = re.compile(r"^#(Person([0-9]+))#: ?", re.MULTILINE)
 _TORN_PERSON = re.compile(r"^#? ?Person ?[0-9]+ ?#? ?:|^#Person", re.MULTILINE)
 
@@ -34,7 +34,7 @@ def _dialogsum_turns(text: Any) -> tuple[Turn, ...]:
         raise BadRecord("the dialogue does not begin with a speaker such as #Person1#:")
     turns = []
     for tag, end in zip(tags, [tag.start() - 1 for tag in tags[1:]] + [len(text)]):
-        words = text[tag.end():end]
+        words = text[tag.end():end].removesuffix("\r")
         if torn := _TORN_PERSON.search(words, words.find("\n") + 1) if "\n" in words else None:
             raise BadRecord(f"a damaged speaker tag, {torn[0]!r}, inside a turn")
         turns.append(Turn("assistant" if tag[2] == "2" else "user", words, tag[1]))
@@ -86,7 +86,7 @@ def read_dialogsum(
 
     return Reader(records(), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #4bc41628
+# %% ../../nbs/core/11_talks.ipynb #6e7d5301
 DAILY_ACTS = ("inform", "question", "directive", "commissive")  # numbered from 1
 DAILY_EMOTIONS = ("no_emotion", "anger", "disgust", "fear", "happiness", "sadness", "surprise")  # numbered from 0
 _EOU = "__eou__"
@@ -242,7 +242,7 @@ def read_xdailydialog(
     records = chain.from_iterable(_daily_text(file, language(file)) for file in files)
     return _daily_reader(records, "xdailydialog", None, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #723b11a9
+# %% ../../nbs/core/11_talks.ipynb #780e31fe
 def _or_text(text: Any) -> Any:
     "The value of a JSON text, or the text where it is none."
     try:
@@ -306,7 +306,7 @@ def read_opendialkg(
 
     return Reader(chain.from_iterable(map(records, files)), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #590d7b2f
+# %% ../../nbs/core/11_talks.ipynb #4b0bd723
 _PERSONA = "your persona: "
 
 
@@ -394,7 +394,7 @@ def read_bot_adversarial(
 
     return Reader(_bad_dialogues(records(), merge), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #04f34954
+# %% ../../nbs/core/11_talks.ipynb #60450d5c
 _USER_TAG = re.compile(r"^(?:\*+ ?\*? ?)?User ([12])(?: ?\*\*)?:(?: ?\* ?\*)?[ ]?", re.MULTILINE)
 
 
