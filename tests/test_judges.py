@@ -7,8 +7,24 @@ import pytest
 
 from cdr_lib.benchmark.generate import Step
 from cdr_lib.benchmark.judges import (
-    STATES, Faults, Judgement, Judgements, LlmJudge, PassRate, RelevanceReply, RuleJudge, contradiction, cross_check, judge_pairs,
-    pass_rate, read_judgements, recorded_llm, script_answers, settle, to_people)
+    STATES,
+    Faults,
+    Judgement,
+    Judgements,
+    LlmJudge,
+    PassRate,
+    RelevanceReply,
+    RuleJudge,
+    contradiction,
+    cross_check,
+    judge_pairs,
+    pass_rate,
+    read_judgements,
+    recorded_llm,
+    script_answers,
+    settle,
+    to_people,
+)
 from cdr_lib.benchmark.verdicts import VerdictLog, majority
 from cdr_lib.core.config import CdrError
 from cdr_lib.core.conversation import BadRecord, Conversation
@@ -32,37 +48,79 @@ def panel(server, names, **options):
     return [LlmJudge(LLM(name, base_url=server.base_url, retries=0, **options), name) for name in names]
 
 
-@pytest.mark.parametrize("verdict, score, reason, fits", [
-    ("relevant", 10, "", True), ("relevant", 5, "", True), ("relevant", 4, "", False), ("irrelevant", 0, "", True),
-    ("irrelevant", 5, "", True), ("irrelevant", 6, "", False), ("unsure", 5, "", True), ("unsure", 2, "", True), ("unsure", 1, "", False),
-    ("relevant", 9, "This is not relevant.", False), ("relevant", 9, "The conversation doesn't match the query.", False),
-    ("irrelevant", 1, "It clearly matches the query.", False), ("irrelevant", 1, "The conversation is highly relevant.", False),
-    ("irrelevant", 1, "The conversation isn\u2019t what was asked and does not fit the query.", True),
-    ("relevant", 9, "At first sight it does not fit the query, but message 3 answers the query.", True),
-    ("irrelevant", 0, "Some relevant words occur.", True), ("relevant", 9, "Nothing irrelevant is asked for.", True)])
+@pytest.mark.parametrize(
+    "verdict, score, reason, fits",
+    [
+        ("relevant", 10, "", True),
+        ("relevant", 5, "", True),
+        ("relevant", 4, "", False),
+        ("irrelevant", 0, "", True),
+        ("irrelevant", 5, "", True),
+        ("irrelevant", 6, "", False),
+        ("unsure", 5, "", True),
+        ("unsure", 2, "", True),
+        ("unsure", 1, "", False),
+        ("relevant", 9, "This is not relevant.", False),
+        ("relevant", 9, "The conversation doesn't match the query.", False),
+        ("irrelevant", 1, "It clearly matches the query.", False),
+        ("irrelevant", 1, "The conversation is highly relevant.", False),
+        ("irrelevant", 1, "The conversation isn\u2019t what was asked and does not fit the query.", True),
+        ("relevant", 9, "At first sight it does not fit the query, but message 3 answers the query.", True),
+        ("irrelevant", 0, "Some relevant words occur.", True),
+        ("relevant", 9, "Nothing irrelevant is asked for.", True),
+    ],
+)
 def test_contradictions(verdict, score, reason, fits):
     assert (contradiction(RelevanceReply(reason=reason, verdict=verdict, score=score)) == "") == fits
 
 
 def test_each_kind_of_answer_has_its_state():
-    answers = [said(), said("irrelevant", 9), {"content": None, "refusal": "I would rather not."}, "I'm sorry, but I can't judge this.",
-               "words", said("unsure", 5), '{"reason": "r", "verdict": "maybe", "score": 3}', said("relevant", 11)]
+    answers = [
+        said(),
+        said("irrelevant", 9),
+        {"content": None, "refusal": "I would rather not."},
+        "I'm sorry, but I can't judge this.",
+        "words",
+        said("unsure", 5),
+        '{"reason": "r", "verdict": "maybe", "score": 3}',
+        said("relevant", 11),
+    ]
     pairs = PAIRS[:len(answers)]
     with FakeLLM(answers) as server:
         judge, = panel(server, ["m"], concurrency=1)
         made = judge.judge(pairs, QUERIES, TALKS)
         assert made.usage == judge.llm.usage
     assert [one.pair for one in made] == pairs
-    assert [one.state for one in made] == ["vote", "contradiction", "refusal", "refusal", "failure", "vote", "failure", "failure"]
+    assert [one.state for one in made] == [
+        "vote",
+        "contradiction",
+        "refusal",
+        "refusal",
+        "failure",
+        "vote",
+        "failure",
+        "failure",
+    ]
     assert [one.verdict for one in made] == ["relevant", "irrelevant", "", "", "", "unsure", "", ""]
-    assert made[0].score == 0.9 and made[0].reason == "Message 1." and "score 9 of 10" in made[1].note and "rather not" in made[2].reason
+    assert (
+        made[0].score == 0.9
+        and made[0].reason == "Message 1."
+        and "score 9 of 10" in made[1].note
+        and "rather not" in made[2].reason
+    )
     assert [vote.pair for vote in made.votes()] == [pairs[0], pairs[5]]  # nothing else is ever a vote
     counts = made.by_judge().loc["m"]
-    assert counts[list(STATES)].tolist() == [2, 1, 2, 3] and counts.relevant == 0.5 and counts.tokens == made.usage.total_tokens
+    assert (
+        counts[list(STATES)].tolist() == [2, 1, 2, 3]
+        and counts.relevant == 0.5
+        and counts.tokens == made.usage.total_tokens
+    )
 
 
 def test_what_a_judge_sees():
-    labelled = {"c0": Conversation("secret-id", TALKS["c0"].turns, "source", {"score": "0.97"}, {"acts": ["frustrated"]})}
+    labelled = {
+        "c0": Conversation("secret-id", TALKS["c0"].turns, "source", {"score": "0.97"}, {"acts": ["frustrated"]})
+    }
     with FakeLLM([said()]) as server:
         judge, = panel(server, ["m"])
         judge.judge([("q0", "c0")], QUERIES, labelled)
@@ -81,8 +139,14 @@ def test_a_conversation_cannot_leave_its_block():
 
 
 def test_two_different_answers_to_one_pair_are_no_vote():
-    answers = [said("relevant", 9), said("irrelevant", 1), said("relevant", 9), said("relevant", 7), said("relevant", 9),
-               {"content": None, "refusal": "No."}]
+    answers = [
+        said("relevant", 9),
+        said("irrelevant", 1),
+        said("relevant", 9),
+        said("relevant", 7),
+        said("relevant", 9),
+        {"content": None, "refusal": "No."},
+    ]
     with FakeLLM(answers) as server:
         llm = LLM("m", base_url=server.base_url, retries=0, concurrency=1, seed=5)
         made = LlmJudge(llm, repeat=1.0).judge(PAIRS[:3], QUERIES, TALKS)
@@ -114,7 +178,8 @@ def test_a_run_that_was_killed_goes_on(tmp_path):
         with pytest.warns(UserWarning, match="torn"):
             again = judge_pairs(panel(server, ["a", "b"]), PAIRS, QUERIES, TALKS, out=out, block=5)
         assert len(server.requests) == 24 + 17 and len(out.read_bytes().splitlines()) == 24
-        assert [(one.judge, *one.pair, one.verdict) for one in again] == [(one.judge, *one.pair, one.verdict) for one in whole]
+        columns = ["judge", "query", "conversation", "verdict"]
+        assert again.frame()[columns].equals(whole.frame()[columns])
         judge_pairs(panel(server, ["a", "b"]), PAIRS, QUERIES, TALKS, out=out)
         assert len(server.requests) == 41
     assert read_judgements(out).items == again.items
@@ -128,7 +193,7 @@ def test_what_failed_for_a_passing_reason_is_asked_again(tmp_path):
 
     with FakeLLM(answer) as server:
         first = judge_pairs(panel(server, ["a"]), PAIRS[:3], QUERIES, TALKS, out=out)
-        assert {(one.state, one.note) for one in first} == {("failure", "server_error")} and not any(one.final for one in first)
+        assert {(one.state, one.note, one.final) for one in first} == {("failure", "server_error", False)}
         broken["on"] = False
         second = judge_pairs(panel(server, ["a"]), PAIRS[:3], QUERIES, TALKS, out=out)
     assert {one.state for one in second} == {"vote"} and len(out.read_bytes().splitlines()) == 6
@@ -139,7 +204,12 @@ def test_broken_files_are_named(tmp_path):
     path = tmp_path / "j.jsonl"
     with pytest.raises(CdrError, match="no such file"):
         read_judgements(path)
-    for line in ('{"query": 1', '{"a": 1}', '[]', '{"query": "q", "conversation": "c", "judge": "j", "state": "vote", "verdict": "yes"}'):
+    for line in (
+        '{"query": 1',
+        '{"a": 1}',
+        "[]",
+        '{"query": "q", "conversation": "c", "judge": "j", "state": "vote", "verdict": "yes"}',
+    ):
         path.write_text(line + "\n")
         with pytest.raises(CdrError, match="line 1: not a judgement"):
             read_judgements(path)
@@ -151,7 +221,11 @@ def test_bad_panels_and_pairs():
                           ([LlmJudge(llm, "a"), LlmJudge(llm, "b")], "they are one judge")):
         with pytest.raises(CdrError, match=fault):
             judge_pairs(judges, PAIRS, QUERIES, TALKS)
-    for pairs, fault in (([("q9", "c0")], "query 'q9'"), ([("q0", "c9")], "conversation 'c9'"), ([("q0", "c0")] * 2, "given twice")):
+    for pairs, fault in (
+        ([("q9", "c0")], "query 'q9'"),
+        ([("q0", "c9")], "conversation 'c9'"),
+        ([("q0", "c0")] * 2, "given twice"),
+    ):
         with pytest.raises(CdrError, match=fault):
             judge_pairs([RuleJudge()], pairs, QUERIES, TALKS)
     with pytest.raises(CdrError, match="fills in query and conversation"):
@@ -161,8 +235,9 @@ def test_bad_panels_and_pairs():
 
 
 def test_the_rule_judges_by_given_steps():
-    made = RuleJudge(steps={"q0": [Step("user", "frustrated"), Step("assistant", "sorry")], "q1": [Step("user", "thanks")]}).judge(
-        [("q0", "c0"), ("q1", "c0")], QUERIES, TALKS)
+    made = RuleJudge(
+        steps={"q0": [Step("user", "frustrated"), Step("assistant", "sorry")], "q1": [Step("user", "thanks")]}
+    ).judge([("q0", "c0"), ("q1", "c0")], QUERIES, TALKS)
     assert [(one.verdict, one.kind) for one in made] == [("relevant", "rule"), ("irrelevant", "rule")]
     assert made[0].reason == "shows user.frustrated > assistant.sorry"
 
@@ -170,14 +245,34 @@ def test_the_rule_judges_by_given_steps():
 # The cross-check
 
 def judged(letters, query="q0", conversation="c0"):
-    kinds = {"r": ("vote", "relevant"), "i": ("vote", "irrelevant"), "u": ("vote", "unsure"), "x": ("contradiction", "relevant"),
-             "-": ("refusal", ""), "!": ("failure", "")}
+    kinds = {
+        "r": ("vote", "relevant"),
+        "i": ("vote", "irrelevant"),
+        "u": ("vote", "unsure"),
+        "x": ("contradiction", "relevant"),
+        "-": ("refusal", ""),
+        "!": ("failure", ""),
+    }
     return [Judgement(query, conversation, f"j{n}", *kinds[letter]) for n, letter in enumerate(letters)]
 
 
-@pytest.mark.parametrize("letters, outcome", [
-    ("rrrr", "passed"), ("rr--", "passed"), ("rrx!", "passed"), ("iiii", "rejected"), ("rrri", "disagreement"), ("rrru", "disagreement"),
-    ("uuuu", "disagreement"), ("r---", "none"), ("xxxx", "none"), ("----", "none"), ("!!!!", "none"), ("i!", "none")])
+@pytest.mark.parametrize(
+    "letters, outcome",
+    [
+        ("rrrr", "passed"),
+        ("rr--", "passed"),
+        ("rrx!", "passed"),
+        ("iiii", "rejected"),
+        ("rrri", "disagreement"),
+        ("rrru", "disagreement"),
+        ("uuuu", "disagreement"),
+        ("r---", "none"),
+        ("xxxx", "none"),
+        ("----", "none"),
+        ("!!!!", "none"),
+        ("i!", "none"),
+    ],
+)
 def test_outcomes(letters, outcome):
     table = cross_check(judged(letters))
     assert table.outcome.tolist() == [outcome]
@@ -193,12 +288,25 @@ def test_a_judge_counts_once():
 
 
 def test_people_have_the_last_word(tmp_path):
-    table = cross_check([one for n, letters in enumerate(("rrr", "rri", "iii", "r--")) for one in judged(letters, conversation=f"c{n}")])
-    people = pd.DataFrame([("q0", "c1", name, verdict) for name, verdict in (("ada", "relevant"), ("ben", "relevant"), ("cy", "irrelevant"))]
-                          + [("q0", "c3", name, "unsure") for name in ("ada", "ben", "cy")] + [("q0", "c0", "ada", "irrelevant"),
-                             ("q0", "c0", "ben", "irrelevant")], columns=["query", "conversation", "judge", "verdict"])
+    table = cross_check(
+        [one for n, letters in enumerate(("rrr", "rri", "iii", "r--")) for one in judged(letters, conversation=f"c{n}")]
+    )
+    people = pd.DataFrame(
+        [
+            ("q0", "c1", name, verdict)
+            for name, verdict in (("ada", "relevant"), ("ben", "relevant"), ("cy", "irrelevant"))
+        ]
+        + [("q0", "c3", name, "unsure") for name in ("ada", "ben", "cy")]
+        + [("q0", "c0", "ada", "irrelevant"), ("q0", "c0", "ben", "irrelevant")],
+        columns=["query", "conversation", "judge", "verdict"],
+    )
     final = settle(table, majority(people))
-    assert final.verdict.tolist() == ["irrelevant", "relevant", "irrelevant", "no consensus"]  # people override, also an agreement
+    assert final.verdict.tolist() == [
+        "irrelevant",
+        "relevant",
+        "irrelevant",
+        "no consensus",
+    ]  # people override, also an agreement
     assert final.by.tolist() == ["people", "people", "judges", "people"]
     assert str(pass_rate(table)) == "25.0% [4.6%, 69.9%] (1 of 4)"
     assert settle(table).verdict.tolist() == ["relevant", "open", "irrelevant", "open"]
@@ -218,7 +326,10 @@ def test_the_interval_is_wilsons(passed, pairs):
 # Recorded answers
 
 def test_scripted_answers_have_the_stated_faults_and_play_back_the_same(tmp_path):
-    queries, talks = {"q": "Find users who lose patience"}, {f"c{n}": Conversation.make(f"c{n}", ("user", f"word {n}")) for n in range(1500)}
+    queries, talks = (
+        {"q": "Find users who lose patience"},
+        {f"c{n}": Conversation.make(f"c{n}", ("user", f"word {n}")) for n in range(1500)},
+    )
     pairs = [("q", id) for id in talks]
     truth, faults = pairs[:750], Faults(0.1, 0.2, 0.05, 0.03, 0.02)
     writer = LlmJudge(recorded_llm("j", tmp_path / "a.jsonl", offline=False))
@@ -226,8 +337,16 @@ def test_scripted_answers_have_the_stated_faults_and_play_back_the_same(tmp_path
     assert sum(counts.values()) == 1500
     made = LlmJudge(recorded_llm("j", tmp_path / "a.jsonl")).judge(pairs, queries, talks)
     states = made.frame().state.value_counts()
-    assert states["refusal"] == counts["refuses"] and states["contradiction"] == counts["contradicts"] and "failure" not in states
-    frame = made.frame().assign(true=[pair in set(truth) for pair in pairs]).query("verdict != 'unsure' and state == 'vote'")
+    assert (
+        states["refusal"] == counts["refuses"]
+        and states["contradiction"] == counts["contradicts"]
+        and "failure" not in states
+    )
+    frame = (
+        made.frame()
+        .assign(true=[pair in set(truth) for pair in pairs])
+        .query("verdict != 'unsure' and state == 'vote'")
+    )
     missed = (frame[frame.true].verdict == "irrelevant").mean()
     accepted = (frame[~frame.true].verdict == "relevant").mean()
     assert missed == pytest.approx(0.1, abs=0.035) and accepted == pytest.approx(0.2, abs=0.045)
@@ -238,7 +357,9 @@ def test_scripted_answers_have_the_stated_faults_and_play_back_the_same(tmp_path
 
 
 def test_a_recorded_panel_is_replayed_without_a_server(tmp_path):
-    with FakeLLM(lambda request: said("relevant", 8) if "kind 1" in json.dumps(request) else said("irrelevant", 2)) as server:
+    with FakeLLM(
+        lambda request: said("relevant", 8) if "kind 1" in json.dumps(request) else said("irrelevant", 2)
+    ) as server:
         with LLM("m", server.base_url, endpoint="fake", cache=tmp_path / "m.jsonl") as llm:
             first = LlmJudge(llm).judge(PAIRS, QUERIES, TALKS)
     offline = LLM("m", endpoint="fake", cache=tmp_path / "m.jsonl", offline=True)
@@ -256,8 +377,11 @@ def test_a_recorded_panel_is_replayed_without_a_server(tmp_path):
 def test_a_small_real_model_judges(tmp_path):
     "It obeys the schema and understands little: every pair gets one of the states, and a replay gives the same ones."
     def run(**options):
-        judges = [LlmJudge(LLM("smollm2", temperature=0.7, seed=seed, max_tokens=200, timeout=600, concurrency=1, endpoint="smollm2",
-                               cache=tmp_path / f"{seed}.jsonl", **options), f"smollm2 {seed}") for seed in (1, 2)]
+        judges = []
+        for seed in (1, 2):
+            llm = LLM("smollm2", temperature=0.7, seed=seed, max_tokens=200, timeout=600, concurrency=1,
+                      endpoint="smollm2", cache=tmp_path / f"{seed}.jsonl", **options)
+            judges.append(LlmJudge(llm, f"smollm2 {seed}"))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             made = judge_pairs(judges, PAIRS[:3], QUERIES, TALKS)
@@ -269,7 +393,11 @@ def test_a_small_real_model_judges(tmp_path):
     with RealLLM(parallel=1, context=2048, threads=1) as server:
         first, usage = run(base_url=server.base_url)
     assert len(first) == 6 and usage.billed >= 6 and first.usage == usage
-    assert {one.state for one in first} <= set(STATES) and sum(one.state in ("vote", "contradiction") for one in first) >= 3
+    assert {one.state for one in first} <= set(STATES) and sum(
+        one.state in ("vote", "contradiction") for one in first
+    ) >= 3
     again, usage = run(base_url="http://127.0.0.1:9/v1", offline=True)
-    assert [(one.state, one.verdict, one.reason) for one in again] == [(one.state, one.verdict, one.reason) for one in first]
+    assert [(one.state, one.verdict, one.reason) for one in again] == [
+        (one.state, one.verdict, one.reason) for one in first
+    ]
     assert usage.attempts == 0
