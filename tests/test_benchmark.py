@@ -331,6 +331,13 @@ def test_failure_leaves_nothing_behind(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_a_kill_left_is_cleared_away(tmp_path):
+    (tmp_path / ".tiny-1.0.partial" / "beir").mkdir(parents=True)
+    (tmp_path / ".tiny-1.0.partial" / "beir" / "stale.jsonl").write_text("{}")
+    folder = freeze(tiny(), tmp_path, "1.0", licences={"": "CC0"})
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny-1.0"] and not (folder / "beir" / "stale.jsonl").exists()
+
+
 @pytest.mark.parametrize("damage", ["edit", "remove"])
 def test_damaged_folder_is_refused(tmp_path, damage):
     folder = freeze(tiny(), tmp_path, "1.0", licences={"": "CC0"})

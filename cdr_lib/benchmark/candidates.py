@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['pool', 'contributions']
 
-# %% ../../nbs/benchmark/03_candidates.ipynb #334a54d0
+# %% ../../nbs/benchmark/03_candidates.ipynb #0387ba6b
 from collections.abc import Mapping
 
 import numpy as np
@@ -14,7 +14,7 @@ import pandas as pd
 from ..core.config import CdrError
 from ..retrieval.run import Run
 
-# %% ../../nbs/benchmark/03_candidates.ipynb #9efbcaed
+# %% ../../nbs/benchmark/03_candidates.ipynb #50192761
 _COLUMNS = ["query", "conversation", "run", "rank", "score", "runs"]
 
 
@@ -48,7 +48,7 @@ def pool(
                       pairs=len(kept), queries_without=len(order) - kept["query"].nunique())
     return kept
 
-# %% ../../nbs/benchmark/03_candidates.ipynb #e9bbb15b
+# %% ../../nbs/benchmark/03_candidates.ipynb #f6405032
 def contributions(
     pooled: pd.DataFrame,  # from `pool`
     qrels: Mapping[str, Mapping[str, int]] | None = None,  # known relevance, to count what was caught

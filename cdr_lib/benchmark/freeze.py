@@ -6,10 +6,9 @@
 __all__ = ['BENCHMARK_ERRORS', 'BadBenchmark', 'BenchmarkReport', 'leave_out', 'validate_benchmark', 'count_tokens',
            'composition', 'judges_table', 'freeze', 'read_benchmark', 'mteb_task']
 
-# %% ../../nbs/benchmark/10_freeze.ipynb #7f2eff6d
+# %% ../../nbs/benchmark/10_freeze.ipynb #8a887848
 import re
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -32,7 +31,7 @@ from ..core.sources import SOURCES
 from ..core.tables import Table
 from ..curation.exact import exact_keys, normal_text
 
-# %% ../../nbs/benchmark/10_freeze.ipynb #01b7bb59
+# %% ../../nbs/benchmark/10_freeze.ipynb #bfc0e3c8
 BENCHMARK_ERRORS = {
     "duplicate_conversation": "two conversations read the same",
     "duplicate_query": "two queries read the same",
@@ -95,7 +94,7 @@ class BenchmarkReport:
             return f"<p>{escape_html(self.name)}: nothing amiss.</p>"
         return Table(counts.reset_index(), self.name).to_html()
 
-# %% ../../nbs/benchmark/10_freeze.ipynb #e220e745
+# %% ../../nbs/benchmark/10_freeze.ipynb #1226e103
 _LEAD = 4
 
 
@@ -205,7 +204,7 @@ def validate_benchmark(
         raise BadBenchmark(report)
     return report
 
-# %% ../../nbs/benchmark/10_freeze.ipynb #febb1dde
+# %% ../../nbs/benchmark/10_freeze.ipynb #8673e5bb
 def count_tokens(
     texts: Sequence[str],
     tokenizer: str = "minilm",  # "minilm", "words", or the name or path of a Hugging Face tokenizer
@@ -256,7 +255,7 @@ def composition(
         "sources": dict(Counter(item.source for item in conversations).most_common()),
     }
 
-# %% ../../nbs/benchmark/10_freeze.ipynb #2e025da9
+# %% ../../nbs/benchmark/10_freeze.ipynb #14b80f8a
 def judges_table(
     provenance: pd.DataFrame,  # verdicts, as `VerdictLog.frame` gives them
 ) -> pd.DataFrame:  # index judge; kind, verdicts, relevant, irrelevant, unsure, rounds
@@ -357,7 +356,7 @@ def _card(
               f"Content {manifest['content'][:16]}. `read_benchmark(folder)` checks every file against its hash.\n"]
     return "\n".join(parts)
 
-# %% ../../nbs/benchmark/10_freeze.ipynb #417feb02
+# %% ../../nbs/benchmark/10_freeze.ipynb #2594f11e
 _VERSION = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]*")
 
 
@@ -395,9 +394,11 @@ def freeze(
             return folder
         raise CdrError(f"{folder} is there already, with other content: a version never changes, choose a new one")
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    # What a kill left of an earlier attempt stands under the same name and is cleared away.
+    work = folder.parent / f".{folder.name}.partial"
+    shutil.rmtree(work, ignore_errors=True)
     try:
+        work.mkdir(parents=True)
         losses = write_cdr(kept, work, on_loss="report")
         write_beir(kept, work / "beir")
         (work / "trec").mkdir()
@@ -429,7 +430,6 @@ def freeze(
         files = sorted(path for path in work.rglob("*") if path.is_file())
         manifest["files"] = {path.relative_to(work).as_posix(): file_hash(path) for path in files}
         write_json(work / "benchmark.json", manifest)
-        work.chmod(0o755)
         work.rename(folder)
     except OSError as error:
         raise CdrError(f"{folder} was not written ({error.strerror or error})") from error
@@ -437,7 +437,7 @@ def freeze(
         shutil.rmtree(work, ignore_errors=True)
     return folder
 
-# %% ../../nbs/benchmark/10_freeze.ipynb #ad07046b
+# %% ../../nbs/benchmark/10_freeze.ipynb #783653e1
 def read_benchmark(
     folder: str | Path,  # as `freeze` wrote it
 ) -> Collection:
@@ -462,7 +462,7 @@ def read_benchmark(
     areas = {query: area for query, area in zip(asked["query"], asked["area"]) if area}
     return Collection(manifest["name"], conversations, dict(zip(asked["query"], asked["text"])), qrels, areas)
 
-# %% ../../nbs/benchmark/10_freeze.ipynb #e99b9cd5
+# %% ../../nbs/benchmark/10_freeze.ipynb #7603009e
 _MTEB_LICENCES = {"apache-2.0", "mit", "cc-by-4.0", "cc-by-sa-4.0", "cc-by-nc-4.0", "cc-by-nc-sa-4.0", "cc0-1.0"}
 
 

@@ -6,7 +6,7 @@
 __all__ = ['FORMS', 'PAPER_SHARES', 'Template', 'Form', 'BadTemplates', 'TemplateSet', 'read_templates', 'expand',
            'wording_problems', 'sample_queries']
 
-# %% ../../nbs/benchmark/02_templates.ipynb #d70a04ee
+# %% ../../nbs/benchmark/02_templates.ipynb #e9c9226c
 import re
 import warnings
 from collections import Counter, defaultdict
@@ -26,7 +26,7 @@ from ..core.config import CdrError, data_dir, json_dumps, text_hash
 from ..core.conversation import escape_html, is_blank
 from ..curation.exact import normal_text
 
-# %% ../../nbs/benchmark/02_templates.ipynb #b8a53e6b
+# %% ../../nbs/benchmark/02_templates.ipynb #bd9e8f3f
 _SLOT = re.compile(r"\{([a-z][a-z0-9_]*(?:\.[2-9])?)\}")
 
 
@@ -49,7 +49,7 @@ def _list_of(slot: str) -> str:
     "The list of values that a place takes its value from."
     return slot.partition(".")[0]
 
-# %% ../../nbs/benchmark/02_templates.ipynb #996346da
+# %% ../../nbs/benchmark/02_templates.ipynb #581df774
 class Form(NamedTuple):
     "How the values of a list look, and what may stand around them."
 
@@ -89,7 +89,7 @@ def _misfits(template: Template, forms: Mapping[str, str]) -> list[str]:
                 found.append(f"{{{place[1]}}} holds {form.says}, which cannot be followed by {words!r}")
     return found
 
-# %% ../../nbs/benchmark/02_templates.ipynb #2cad11d8
+# %% ../../nbs/benchmark/02_templates.ipynb #3542dcd0
 class BadTemplates(CdrError):
     "Templates or values that cannot be used; `problems` names file and entry of each."
 
@@ -151,7 +151,7 @@ class TemplateSet:
     def _repr_html_(self) -> str:
         return f"<p>{escape_html(repr(self))}</p>{self.areas().to_html()}"
 
-# %% ../../nbs/benchmark/02_templates.ipynb #ebbbde71
+# %% ../../nbs/benchmark/02_templates.ipynb #f314d820
 def _text_in(value: Any) -> bool:
     return isinstance(value, str) and not is_blank(value)
 
@@ -229,7 +229,7 @@ def _template(where: str, entry: Any, area: str | None, problems: list[str]) -> 
         problems.append(f"{where}: no placeholder")
     return found
 
-# %% ../../nbs/benchmark/02_templates.ipynb #3b008888
+# %% ../../nbs/benchmark/02_templates.ipynb #3112c850
 def read_templates(
     *paths: str | Path,  # files of your own
     default: bool = True,  # begin with data/templates/cdr; False: only the files given
@@ -290,7 +290,7 @@ def read_templates(
     return TemplateSet(tuple(item for _, item in templates.values()), placeholders,
                        {name: form for name, form in forms.items() if form})
 
-# %% ../../nbs/benchmark/02_templates.ipynb #ee927b9f
+# %% ../../nbs/benchmark/02_templates.ipynb #32c13f41
 def _fills(template: Template, values: Mapping[str, tuple]) -> Iterable[tuple]:
     "All combinations of values for the places of a template, in the order of the lists."
     names = [_list_of(slot) for slot in template.slots]
@@ -341,7 +341,7 @@ def expand(
     frame.attrs.update(combinations=combinations, repeated=combinations - len(frame))
     return frame
 
-# %% ../../nbs/benchmark/02_templates.ipynb #31f121f1
+# %% ../../nbs/benchmark/02_templates.ipynb #78b39061
 _AN_BEFORE = re.compile(r"(?:[aeio]|u(?!ni[^nm]|s[ei]|ti|tu|r[aeio]|k))|hon|hour|heir", re.IGNORECASE)
 _A_BEFORE = re.compile(r"(?:eu|one\b|once\b|ewe|u[bfk]i)", re.IGNORECASE)
 _QUESTION = re.compile(r"(?:which|where|who|whose|what|when|why|how|is|are|do|does|did|can|has|have)\b", re.IGNORECASE)
@@ -391,7 +391,7 @@ def wording_problems(
             rows.append((text, "final mark", text[-12:]))
     return pd.DataFrame(rows, columns=["text", "rule", "found"])
 
-# %% ../../nbs/benchmark/02_templates.ipynb #5436695d
+# %% ../../nbs/benchmark/02_templates.ipynb #7ac35c23
 PAPER_SHARES = {area: {"Intent & Purpose": 0.361, "Emotion & Feedback": 0.201}.get(area, (1 - 0.361 - 0.201) / 3)
                 for area in TASK_AREAS}
 
