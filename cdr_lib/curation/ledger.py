@@ -6,7 +6,8 @@
 __all__ = ['LEDGER', 'FLAGS', 'Step', 'counts', 'reasons', 'CurationStopped', 'item_text', 'check_caps', 'ledger_tables',
            'flag_tables', 'write_tables']
 
-# %% ../../nbs/curation/13_ledger.ipynb #ca04b3a1
+# %% ../../nbs/curation/13_ledger.ipynb #55f1fb44
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +23,7 @@ from .decision import Decision
 from .plan import Caps
 from .pool import Pool, read_shard
 
-# %% ../../nbs/curation/13_ledger.ipynb #84a6e42a
+# %% ../../nbs/curation/13_ledger.ipynb #e5fcc747
 class Step(NamedTuple):
     "A stage with what it decided."
 
@@ -37,7 +38,8 @@ def counts(
 ) -> pd.DataFrame:  # columns stage, source, in, kept, dropped
     "What went in, stayed and fell, for each stage and source; the first stage is the reading."
     size = len(pool.sources)
-    lost = np.bincount([pool.sources.index(entry[0]) for entry in pool.lost], minlength=size)
+    number = {name: place for place, name in enumerate(pool.sources)}
+    lost = np.bincount([number[entry[0]] for entry in pool.lost], minlength=size)
     alive = np.bincount(pool.source, minlength=size)
     parts = [("read", alive + lost, alive, lost)]
     for step in steps:
@@ -58,9 +60,8 @@ def reasons(
     steps: Sequence[Step],
 ) -> pd.DataFrame:  # columns stage, reason, rule, source, dropped
     "How often each reason dropped something, for each source."
-    rows = []
-    read = pd.Series([(entry[3], pool.sources.index(entry[0])) for entry in pool.lost], dtype=object).value_counts(sort=False)
-    rows += [("read", reason, "", pool.sources[source], int(count)) for (reason, source), count in sorted(read.items())]
+    read = Counter((reason, source) for source, _, _, reason, _ in pool.lost)
+    rows = [("read", reason, "", source, count) for (reason, source), count in sorted(read.items())]
     for step in steps:
         fallen = step.decision.why >= 0
         pairs = step.decision.why[fallen].astype(np.int64) * len(pool.sources) + pool.source[step.rows[fallen]]
@@ -69,7 +70,7 @@ def reasons(
             rows.append((step.label, *step.decision.reasons[why], pool.sources[source], int(count)))
     return pd.DataFrame(rows, columns=["stage", "reason", "rule", "source", "dropped"])
 
-# %% ../../nbs/curation/13_ledger.ipynb #6f389156
+# %% ../../nbs/curation/13_ledger.ipynb #560353d6
 class CurationStopped(CdrError):
     "A bound of the plan was reached: the message says which source, at which stage, and why."
 
@@ -115,7 +116,7 @@ def check_caps(
             f"\nWhat removed them: {told}.{found}\nNo corpus was written. If this source is to go, raise the cap or leave the "
             "source out; if not, look at the rule that removed most.")
 
-# %% ../../nbs/curation/13_ledger.ipynb #9c481eb0
+# %% ../../nbs/curation/13_ledger.ipynb #b761c624
 LEDGER = pa.schema([("id", pa.string()), ("source", pa.string()), ("stage", pa.string()), ("reason", pa.string()),
                     ("rule", pa.string()),  # the limit that was broken; of a record that cannot be read, what is wrong with it
                     ("score", pa.float32()),  # null where a stage has none

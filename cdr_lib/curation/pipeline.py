@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['measure_shard', 'write_part', 'Curated', 'curate']
 
-# %% ../../nbs/curation/14_pipeline.ipynb #90d55cfb
+# %% ../../nbs/curation/14_pipeline.ipynb #d5d43a23
 import contextlib
+import csv
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ import resource
 import shutil
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
@@ -32,10 +34,10 @@ from ..core.tables import Table
 from .decision import Alive, Decision, Stage
 from .ledger import FLAGS, LEDGER, Step, check_caps, counts, flag_tables, ledger_tables, reasons, write_tables
 from .plan import Curation
-from .pool import Pool, _key, _name, open_pool, read_input, read_shard
+from .pool import Pool, _key, _name, _some, open_pool, read_input, read_shard
 from .stages import stage_entry
 
-# %% ../../nbs/curation/14_pipeline.ipynb #90dbeb93
+# %% ../../nbs/curation/14_pipeline.ipynb #306de766
 def measure_shard(
     stage: Stage,
     shard: str,  # path of a shard of the pool
@@ -100,7 +102,7 @@ def write_part(
 
     write_parquet(survivors(), target)
 
-# %% ../../nbs/curation/14_pipeline.ipynb #24600f08
+# %% ../../nbs/curation/14_pipeline.ipynb #46290aad
 class _Crew:
     "Whoever does the tasks."
 
@@ -168,7 +170,7 @@ class _Crew:
 def _call(function: Callable, task: tuple) -> None:
     function(*task)
 
-# %% ../../nbs/curation/14_pipeline.ipynb #e5f11a2f
+# %% ../../nbs/curation/14_pipeline.ipynb #ffcbb9a1
 def _digest(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
@@ -207,7 +209,7 @@ def _saved_decision(path: Path, key: str) -> Decision | None:
                 return None
             flags = tuple((name, file[f"rows{number}"], file[f"scores{number}"]) for number, name in enumerate(about["findings"]))
             return Decision(file["why"], tuple(map(tuple, about["reasons"])), file["score"], file["survivor"], flags)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise CdrError(f"{path} is damaged ({error}): delete it and run again") from error
 
 
@@ -216,6 +218,11 @@ def _alone(folder: Path) -> Iterator[None]:
     "Hold a folder against a second run; the lock ends with the process, however it ends."
     import fcntl
 
+    if folder.exists() and not folder.is_dir():
+        raise CdrError(f"{folder} is a file: the results need a folder")
+    # A run deletes what is out of date. What it did not make must not be among it.
+    if folder.is_dir() and not (folder / ".lock").exists() and any(folder.iterdir()):
+        raise CdrError(f"{folder} holds something that is no work of curation: name a new or an empty folder for the results")
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as file:
         try:
@@ -224,7 +231,7 @@ def _alone(folder: Path) -> Iterator[None]:
             raise CdrError(f"{folder}: another run works in this folder: wait for it, or choose another") from None
         yield
 
-# %% ../../nbs/curation/14_pipeline.ipynb #1639a405
+# %% ../../nbs/curation/14_pipeline.ipynb #dde6ae74
 @dataclass
 class Curated:
     "What a run of curation left, and the account of it."
@@ -261,19 +268,17 @@ class Curated:
         kept = self.counts.pivot(index="source", columns="stage", values="kept")[stages]
         into = self.counts[self.counts["stage"] == stages[0]].set_index("source")["in"]
         frame = pd.concat([into.rename("records"), kept], axis=1)
-        frame.loc["all"] = frame.sum()
+        total = "all"
+        while total in frame.index:
+            total = f"({total})"
+        frame.loc[total] = frame.sum()
         frame["left"] = frame[stages[-1]] / frame["records"].clip(lower=1)
         return Table(frame.rename_axis("source"), "Conversations left after each stage", decimals=3)
 
     def _repr_html_(self) -> str:
         return self.funnel().to_html()
 
-
-def _frames(out: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    # A source may be called "NA", which is no missing value.
-    return tuple(pd.read_csv(out / name, keep_default_na=False) for name in ("stages.csv", "reasons.csv"))
-
-# %% ../../nbs/curation/14_pipeline.ipynb #255ecf45
+# %% ../../nbs/curation/14_pipeline.ipynb #94990ec1
 class _Clock:
     "Seconds by step."
 
@@ -308,8 +313,14 @@ class _Run:
         folder = self.out / "pool"
         folders = [folder / _name(entry, key) for entry, key in zip(entries, keys)]
         for entry in entries:
-            if Path(entry.path).is_dir() and self.out.is_relative_to(Path(entry.path).resolve()):
+            if (path := Path(entry.path).resolve()).is_relative_to(self.out):
+                raise CdrError(f"the input {entry.path} lies inside {self.out}, where results are written over: choose another folder")
+            if path.is_dir() and self.out.is_relative_to(path):
                 raise CdrError(f"{self.out} lies inside the input {entry.path}: choose a folder outside of it")
+        for entry in self.plan.inputs:
+            mine = f"{self.out.name}/" if entry.path and self.out.parent == Path(entry.path).resolve() else ""
+            if others := [name for name in entry.passed_over() if name != mine]:
+                self.say(f"read: not read in {Path(entry.path).name}: {_some(others)}")
         known = {path for path in folder.iterdir() if path.is_dir()} if folder.is_dir() else set()
         if old := known - set(folders):
             self.say(f"read: {len(old)} inputs of the pool are not the same any more or not asked for: removed")
@@ -360,6 +371,7 @@ class _Run:
         part = self.out / "corpus.part"
         _claim(part, key)
         shares = []
+        renamed = np.fromiter(pool.renamed, np.int64)
         for path, start, stop in pool.shards:
             some = rows[np.searchsorted(rows, start):np.searchsorted(rows, stop)]
             if len(some):
@@ -367,7 +379,7 @@ class _Run:
                                                                             np.searchsorted(step.rows, stop)] - start)
                               for stage, step, work in zip(self.plan.stages, steps, works)
                               if _changes(stage) or type(stage).annotate is not Stage.annotate)
-                ids = {item - start: pool.ids[item].as_py() for item in pool.renamed if start <= item < stop}
+                ids = {int(item) - start: pool.ids[item].as_py() for item in renamed[slice(*np.searchsorted(renamed, (start, stop)))]}
                 shares.append(_Share(path, some - start, ids, parts))
         groups: list[list[_Share]] = []
         size = 0
@@ -385,8 +397,9 @@ class _Run:
         table = counts(pool, steps)
         if table["dropped"].sum() != dropped or table["in"][:len(pool.sources)].sum() != len(rows) + dropped:
             raise CdrError("the ledger does not add up: this is a fault of the library, please report it")
-        write_text(self.out / "stages.csv", table.to_csv(index=False, lineterminator="\n"))
-        write_text(self.out / "reasons.csv", reasons(pool, steps).to_csv(index=False, lineterminator="\n"))
+        for name, frame in (("stages.csv", table), ("reasons.csv", reasons(pool, steps))):
+            # Quoted, since a source may be called "007", or have a line break in its name.
+            write_text(self.out / name, frame.to_csv(index=False, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC))
         (part / "key.json").unlink()
         shutil.rmtree(self.out / "corpus", ignore_errors=True)
         os.rename(part, self.out / "corpus")
@@ -404,7 +417,7 @@ def _hashes(out: Path) -> dict[str, str]:
 def curate(
     config: Any,  # a mapping, a YAML file, the name of a template (default, paper, duplicates), or a `Curation`
     out: str | Path,  # a folder; what an earlier run left there is used where it still holds
-    inputs: Any = None,  # instead of those of the plan: a path, a mapping of `path, source, format, split`, or several
+    inputs: Any = None,  # instead of those of the plan: a path, a mapping of `path, source, format, split, options`, or several
     dask: Any = None,  # address of a Dask scheduler (or a client) whose workers see the same files; None: no cluster
     workers: int = 1,  # local processes
     progress: bool = True,
@@ -444,4 +457,4 @@ def curate(
     unit = 1 if sys.platform == "darwin" else 1024
     write_json(out / "times.json", {"seconds": run.clock.seconds, "workers": workers, "dask": dask is not None,
                                     "peak_bytes": memory[0] * unit, "peak_bytes_of_a_worker": memory[1] * unit})
-    return Curated(out, *_frames(out), run.notes)
+    return Curated(out, counts(pool, steps), reasons(pool, steps), run.notes)

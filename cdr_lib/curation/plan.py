@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['Caps', 'make_input', 'Curation']
 
-# %% ../../nbs/curation/12_plan.ipynb #ca873041
+# %% ../../nbs/curation/12_plan.ipynb #c8eb65d3
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from .decision import Stage
 from .pool import Input
 from .stages import make_stage, stage_entry
 
-# %% ../../nbs/curation/12_plan.ipynb #e6fd1672
+# %% ../../nbs/curation/12_plan.ipynb #645dd363
 @dataclass(frozen=True)
 class Caps:
     "Bounds beyond which a run stops and explains itself."
@@ -37,7 +37,7 @@ class Caps:
         if share is not None and (isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1):
             raise CdrError(f"caps: share_per_source={share!r} must be a number from 0 to 1")
 
-# %% ../../nbs/curation/12_plan.ipynb #7dc890fc
+# %% ../../nbs/curation/12_plan.ipynb #0a457cde
 def _only(value: Any, known: Sequence[str], where: str) -> Mapping:
     "A mapping with known keys."
     if not isinstance(value, Mapping):
@@ -58,10 +58,12 @@ def make_input(
         entry = dict(_only(entry, [part.name for part in fields(Input)], "inputs"))
         if (path := entry.get("path")) is not None and (not isinstance(path, (str, Path)) or not str(path)):
             raise CdrError(f"inputs: path={path!r} must be a path")
+        if not isinstance(options := entry.pop("options", None) or {}, Mapping):
+            raise CdrError(f"inputs: options={options!r} must be a mapping, such as {{role: sender, text: body}}")
         for name, value in entry.items():
             if name != "path" and value is not None and not isinstance(value, str):
                 raise CdrError(f"inputs: {name}={value!r} must be text")
-        entry = Input(**{**entry, "path": None if path is None else str(path)})
+        entry = Input(**{**entry, "path": None if path is None else str(path), "options": dict(options)})
     if entry.path is None:
         return entry
     path = Path(entry.path).expanduser()
@@ -100,17 +102,14 @@ class Curation:
             config = _only(config, [part.name for part in fields(cls)], "plan")
             if not isinstance(config.get("stages"), (list, tuple)) or not config["stages"]:
                 raise CdrError("plan: stages must be a list with at least one stage")
-            entries = config.get("inputs") or ()
-            if isinstance(entries, (str, Path, Mapping)):
-                entries = (entries,)
+            entries = _entries(config.get("inputs") or ())
             caps = Caps(**_only(config.get("caps") or {}, [part.name for part in fields(Caps)], "caps"))
             rest = {name: config[name] for name in ("seed", "shard") if config.get(name) is not None}
             plan = cls(tuple(map(make_stage, config["stages"])), tuple(make_input(entry, folder) for entry in entries), caps, **rest)
             plan = dataclasses.replace(plan, stages=tuple(
                 dataclasses.replace(stage, seed=plan.seed) if not getattr(stage, "seed", 1) else stage for stage in plan.stages))
         if inputs is not None:
-            inputs = (inputs,) if isinstance(inputs, (str, Path, Mapping, Input)) else inputs
-            plan = dataclasses.replace(plan, inputs=tuple(map(make_input, inputs)))
+            plan = dataclasses.replace(plan, inputs=tuple(map(make_input, _entries(inputs))))
         if not plan.inputs:
             raise CdrError("plan: there are no inputs: name a file or a folder")
         return plan
@@ -127,6 +126,25 @@ class Curation:
         return [name if names[:i].count(name) == 0 else f"{name} {names[:i].count(name) + 1}" for i, name in enumerate(names)]
 
 
+def _entries(inputs: Any) -> Sequence:
+    "One input or several, as several."
+    if isinstance(inputs, (str, Path, Mapping, Input)):
+        return (inputs,)
+    if not isinstance(inputs, Iterable):
+        raise CdrError(f"inputs: {inputs!r} must be a path, a mapping, or a list of them")
+    return tuple(inputs)
+
+
+class _Strict(yaml.SafeLoader):
+    "Refuses a key that stands twice in one mapping: the first one would silently not count."
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        keys = [key.value for key, _ in node.value]
+        if twice := next((key for key in keys if keys.count(key) > 1), None):
+            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} is written twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
 def _yaml(path: str | Path) -> tuple[Any, Path | None]:
     "The content of a plan's file and the folder that its paths start from."
     template = data_dir() / "templates" / "curation" / f"{path}.yaml"
@@ -136,7 +154,7 @@ def _yaml(path: str | Path) -> tuple[Any, Path | None]:
             raise CdrError(f"plan {path}: no such file, and no template of that name: there are {known}")
         file = template
     try:
-        value = yaml.safe_load(file.read_text(encoding="utf-8"))
+        value = yaml.load(file.read_text(encoding="utf-8"), Loader=_Strict)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise CdrError(f"plan {path}: cannot be read: {error}") from error
     return value, None if file is template else file.parent

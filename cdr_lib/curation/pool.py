@@ -5,15 +5,18 @@
 # %% auto #0
 __all__ = ['SPLITS', 'Input', 'read_shard', 'read_input', 'Pool', 'open_pool']
 
-# %% ../../nbs/curation/10_pool.ipynb #1fa0b5e5
+# %% ../../nbs/curation/10_pool.ipynb #93fde4b5
 import contextlib
+import inspect
 import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,13 +25,13 @@ import pyarrow.parquet as pq
 from ..core.config import CdrError, atomic_path, file_hash, read_json, text_hash, write_json
 from ..core.conversation import Conversation, Turn
 from ..core.corpus import FORMATS, guess_format, open_corpus
-from ..core.io import write_parquet
+from ..core.io import Reader, write_parquet
 from ..core.sources import SOURCES, _folder_of
 from .settle import in_evaluation, preference
 
-# %% ../../nbs/curation/10_pool.ipynb #db2233fd
+# %% ../../nbs/curation/10_pool.ipynb #a245632b
 SPLITS = ("train", "evaluation")
-_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".xlsx", ".xls", ".ods", ".zip")
+_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".csv", ".xlsx", ".xlsm", ".xlsb", ".xls", ".ods", ".zip")
 _EXPORTS = ("chatgpt", "claude", "telegram", "slack")  # formats of which a folder is one thing
 
 
@@ -40,8 +43,11 @@ class Input:
     source: str | None = None  # name of the corpus; None: what the conversations say, else the name of the file
     format: str | None = None  # one of `FORMATS`; None: guessed from the file
     split: str | None = None  # "evaluation": never dropped; "train": none of it is; None: what `meta["split"]` says
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the format's reader, such as {"role": "sender"}
 
     def __post_init__(self):
+        if self.source is not None and not self.source.strip():
+            raise CdrError(f"input {self.path}: source={self.source!r} names nothing: leave it out")
         if self.split not in (None, *SPLITS):
             raise CdrError(f"input {self.path}: split={self.split!r} must be one of {', '.join(SPLITS)}, or left out")
         if self.format not in (None, *FORMATS):
@@ -56,17 +62,27 @@ class Input:
         path = Path(self.path)
         if not path.exists():
             raise CdrError(f"input {self.path}: no such file or folder")
+        if not path.is_dir() and not path.is_file():
+            raise CdrError(f"input {self.path}: neither a file nor a folder")
         if self.format or path.is_file() or (path / "corpus.json").is_file() or (path / "corpus.jsonl").is_file():
             return [self]
         with contextlib.suppress(CdrError):
             if guess_format(path) in _EXPORTS:
                 return [self]
-        found = sorted(file for file in path.iterdir()
-                       if file.is_file() and not file.name.startswith(".") and file.name.removesuffix(".gz").endswith(_ENDINGS))
+        found = [file for file in _visible(path) if _is_log(file)]
         if not found:
-            raise CdrError(f"input {self.path}: the folder holds no file that ends in {', '.join(_ENDINGS)} (or .gz): "
-                           "name its format if it is the folder of a corpus")
+            below = [file.name for file in _visible(path) if file.is_dir()]
+            raise CdrError(f"input {self.path}: the folder holds no file that ends in {', '.join(_ENDINGS)} (or .gz), and no chat "
+                           f"as text{f'; the folders in it ({_some(below)}) are inputs of their own' if below else ''}: name its "
+                           "format if it is the folder of a corpus")
         return [replace(self, path=str(file)) for file in found]
+
+    def passed_over(self) -> list[str]:
+        "Names of what lies in a folder that is read file by file and is not read."
+        read = {entry.path for entry in self.files()}
+        if self.path is None or self.path in read or not Path(self.path).is_dir():
+            return []
+        return [file.name + "/" * file.is_dir() for file in _visible(Path(self.path)) if str(file) not in read]
 
     def digest(self) -> str:
         "Hash of the content: of the file, or of all files of the folder."
@@ -76,7 +92,27 @@ class Input:
         return text_hash(*(part for file in sorted(path.rglob("*")) if file.is_file()
                            for part in (str(file.relative_to(path)), file_hash(file))))
 
-# %% ../../nbs/curation/10_pool.ipynb #244aa52d
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.iterdir() if not file.name.startswith("."))
+
+
+def _is_log(file: Path) -> bool:
+    "Whether a file in a folder is to be read: by its ending, a text by its content."
+    name = file.name.lower().removesuffix(".gz")
+    if not file.is_file() or not name.endswith((*_ENDINGS, ".txt")):
+        return False
+    if name.endswith(_ENDINGS):
+        return True
+    with contextlib.suppress(CdrError):
+        return guess_format(file) in FORMATS
+    return False
+
+
+def _some(names: Sequence[str], most: int = 4) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+# %% ../../nbs/curation/10_pool.ipynb #9969a4c6
 def read_shard(
     path: str | Path,  # a shard that the pool wrote
 ) -> list[Conversation]:
@@ -106,14 +142,34 @@ def read_shard(
         found.append(chat)
     return found
 
-# %% ../../nbs/curation/10_pool.ipynb #5a4ae1b9
+# %% ../../nbs/curation/10_pool.ipynb #ea60fa09
 def _key(input: Input, digest: str, rows: int) -> str:
-    return text_hash(version("cdr_lib"), digest, json.dumps([input.source, input.format, input.split, rows, Path(input.path).name]))
+    return text_hash(version("cdr_lib"), digest, json.dumps([input.source, input.format, input.split, rows, Path(input.path).name,
+                                                             dict(input.options)], sort_keys=True, default=repr))
 
 
 def _name(input: Input, key: str) -> str:
     stem = "".join(char if char.isalnum() or char in "-_." else "_" for char in Path(input.path).name)[:40]
     return f"{stem}-{key[:12]}"
+
+
+def _reader(input: Input) -> Reader:
+    "What reads the conversations of an input."
+    name = input.format or (None if Path(input.path).is_dir() and not input.options else guess_format(input.path))
+    read, known = SOURCES[name].read if name in SOURCES else None, _options(name)
+    if unknown := sorted(set(map(str, input.options)) - known):
+        raise CdrError(f"input {input.path}: the format {name} has no option {unknown[0]!r}: "
+                       + (f"known are {', '.join(sorted(known))}" if known else "it has none"))
+    if not known & {"missing_id", *input.options}:
+        return open_corpus(input.path, input.format, on_error="collect")
+    return read(input.path, on_error="collect", **{**({"missing_id": "number"} if "missing_id" in known else {}), **input.options})
+
+
+_OURS = ("path", "on_error", "on_duplicate", "source")  # arguments of readers that curation decides
+
+
+def _options(format: str | None) -> set[str]:
+    return set(inspect.signature(SOURCES[format].read).parameters) - set(_OURS) if format in SOURCES else set()
 
 
 def read_input(
@@ -124,13 +180,14 @@ def read_input(
     "Read one input into shards; what is there already is not written again."
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    stem = input.source or Path(input.path).name.split(".")[0]
-    reader = open_corpus(input.path, input.format, on_error="collect")
-    # Two different records of one id are both kept: which of them is wrong cannot be known here.
-    reader.on_duplicate = "rename"
+    name = Path(input.path).name
+    stem = input.source or name.lstrip(".").split(".")[0] or name
     items: dict[str, list] = {"id": [], "source": [], "evaluation": [], "chars": []}
     shards = []
     try:
+        reader = _reader(input)
+        # Two different records of one id are both kept: which of them is wrong cannot be known here.
+        reader.on_duplicate = "rename"
         while group := list(islice(reader, rows)):
             group = [chat if chat.source == (name := input.source or chat.source or stem) else replace(chat, source=name)
                      for chat in group]
@@ -145,6 +202,10 @@ def read_input(
                 items["chars"].append(sum(len(turn.text) for turn in chat.turns) + len(chat.turns) - 1)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise CdrError(f"{input.path}: cannot be read after {sum(shards)} conversations: {error}") from error
+    except CdrError as error:
+        if missing := [name for name in sorted(set().union(*map(_options, SOURCES))) if re.search(rf"\b{name}=", str(error))]:
+            raise CdrError(f"{error} (in a plan: {{path: {Path(input.path).name}, options: {{{missing[0]}: ...}}}})") from error
+        raise
     sources = set(items["source"])
     lost = {"source": sources.pop() if len(sources) == 1 else stem,
             "rejected": [[reject.id, reject.line, reject.reason] for reject in reader.rejects],
@@ -154,7 +215,7 @@ def read_input(
         pq.write_table(pa.table(items, pa.schema([("id", pa.string()), ("source", pa.string()), ("evaluation", pa.bool_()),
                                                   ("chars", pa.int64())])), temporary, compression="zstd")
 
-# %% ../../nbs/curation/10_pool.ipynb #ece7553d
+# %% ../../nbs/curation/10_pool.ipynb #daeda283
 @dataclass(frozen=True)
 class Pool:
     "The conversations that curation decides about: shards on disk, one array entry for each item."
@@ -162,7 +223,7 @@ class Pool:
     shards: tuple[tuple[str, int, int], ...]  # path, first item, item after the last
     ids: pa.Array  # text [n], distinct
     renamed: Mapping[int, str]  # item -> the id that it came with
-    source: np.ndarray  # int16 [n], number of its source
+    source: np.ndarray  # int32 [n], number of its source
     sources: tuple[str, ...]  # their names, sorted
     evaluation: np.ndarray  # bool [n]
     chars: np.ndarray  # int64 [n]
@@ -180,16 +241,14 @@ class Pool:
 
 def _distinct(ids: list[str]) -> tuple[list[str], dict[int, str]]:
     "Ids, the repeated ones numbered, and what those were."
-    seen: set[str] = set()
+    copies: dict[str, int] = {}  # id -> the last number that was tried
     renamed = {}
     for number, id in enumerate(ids):
-        copy = 1
-        while ids[number] in seen:
-            copy += 1
-            ids[number] = f"{id}#{copy}"
-        if copy > 1:
+        while ids[number] in copies:
+            copies[id] += 1
+            ids[number] = f"{id}#{copies[id]}"
             renamed[number] = id
-        seen.add(ids[number])
+        copies[ids[number]] = 1
     return ids, renamed
 
 
@@ -200,7 +259,10 @@ def open_pool(
     "Put the folders of several inputs together."
     shards, lost, tables, start = [], [], [], 0
     for _, folder in parts:
-        done = read_json(folder / "read.json")
+        try:
+            done, items = read_json(folder / "read.json"), pq.read_table(folder / "items.parquet")
+        except (OSError, pa.ArrowException) as error:
+            raise CdrError(f"{folder} is damaged ({error}): delete it and run again") from error
         for number, rows in enumerate(done["shards"]):
             shards.append((str(folder / f"{number:05d}.parquet"), start, start + rows))
             start += rows
@@ -208,13 +270,14 @@ def open_pool(
             lost.append((done["source"], id, f"{done['file']}:{line}" if line else done["file"], "cannot be read", reason))
         for id in done["repeated"]:
             lost.append((done["source"], id, done["file"], "repeated record", "the same record under the same id again"))
-        tables.append(pq.read_table(folder / "items.parquet"))
+        tables.append(items)
     table = pa.concat_tables(tables)
     ids, renamed = _distinct(table.column("id").to_pylist())
     names = table.column("source").combine_chunks().dictionary_encode()
     names = names.combine_chunks() if isinstance(names, pa.ChunkedArray) else names
     sources = sorted({*names.dictionary.to_pylist(), *(entry[0] for entry in lost)})
-    place = np.array([sources.index(name) for name in names.dictionary.to_pylist()], np.int16)
-    source = place[names.indices.to_numpy()] if len(place) else np.empty(0, np.int16)
+    number = {name: place for place, name in enumerate(sources)}
+    place = np.array([number[name] for name in names.dictionary.to_pylist()], np.int32)
+    source = place[names.indices.to_numpy()] if len(place) else np.empty(0, np.int32)
     return Pool(tuple(shards), pa.array(ids, pa.string()), renamed, source, tuple(sources),
                 table.column("evaluation").to_numpy().astype(bool), table.column("chars").to_numpy(), tuple(lost), key)

@@ -6,7 +6,8 @@
 __all__ = ['STAGES', 'Exact', 'Fuzzy', 'Semantic', 'Heuristics', 'Language', 'Quality', 'Pii', 'Domains', 'make_stage',
            'stage_entry', 'run_stage']
 
-# %% ../../nbs/curation/11b_stages.ipynb #cac042f4
+# %% ../../nbs/curation/11b_stages.ipynb #1fafb8df
+import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -21,7 +22,8 @@ from ..core.config import CdrError, data_dir, file_hash, read_json, write_json
 from ..core.conversation import Conversation, is_blank, render
 from ..core.encoders import embed, get_encoder
 from ..core.store import Store
-from .decision import Alive, Decision, Stage, check_names, check_one, check_share, load_arrays, save_arrays
+from .decision import (Alive, Decision, Stage, check_names, check_one, check_share, check_text, check_whole,
+                                       load_arrays, save_arrays)
 from .domains import label_domains
 from .exact import exact_duplicates, exact_keys
 from .fuzzy import FuzzyConfig, Sketches, fuzzy_duplicates, sketch
@@ -29,11 +31,11 @@ from .language import detect_conversations
 from .pii import KINDS as PII_KINDS
 from .pii import TransformerNames, pii_counts, redact
 from .quality import LABELS, SequenceClassifier, decide, labels_of, load_quality
-from .semantic import NeighbourPairs, neighbour_pairs, semantic_duplicates
+from .semantic import NeighbourPairs, memory_size, neighbour_pairs, semantic_duplicates
 from .settle import conversation_ranks
 from .signals import GOPHER, RULES, SIGNALS, Rule, first_failing, signals
 
-# %% ../../nbs/curation/11b_stages.ipynb #b643312a
+# %% ../../nbs/curation/11b_stages.ipynb #4dec4757
 @dataclass(frozen=True)
 class Exact(Stage):
     "Conversations that read the same, or begin the same."
@@ -43,8 +45,9 @@ class Exact(Stage):
     name: ClassVar[str] = "exact"
 
     def __post_init__(self):
-        if self.first_turns is not None and (not isinstance(self.first_turns, int) or self.first_turns < 1):
-            raise CdrError(f"exact: first_turns={self.first_turns!r} must be a whole number from 1, or left out")
+        if self.first_turns is not None:
+            check_whole("exact", "first_turns", self.first_turns, 1)
+        check_one("exact", "roles", self.roles, (True, False))
 
     def measure(self, conversations: list[Conversation], folder: Path) -> None:
         save_arrays(folder, keys=exact_keys(conversations, self.first_turns, self.roles))
@@ -69,6 +72,10 @@ class Fuzzy(Stage):
     name: ClassVar[str] = "fuzzy"
 
     def __post_init__(self):
+        check_share("fuzzy", "threshold", self.threshold)
+        for name, least in (("words", 1), ("characters", 1), ("permutations", 1), ("bands", 1), ("seed", 0)):
+            if name != "bands" or self.bands is not None:
+                check_whole("fuzzy", name, getattr(self, name), least)
         FuzzyConfig(**asdict(self))
 
     def measure(self, conversations: list[Conversation], folder: Path) -> None:
@@ -102,6 +109,9 @@ class Semantic(Stage):
         check_share("semantic", "threshold", self.threshold)
         check_share("semantic", "floor", self.floor)
         check_one("semantic", "blocks", self.blocks, (None, "kmeans"))
+        check_text("semantic", "encoder", self.encoder)
+        check_whole("semantic", "seed", self.seed)
+        memory_size(self.max_memory)
         if self.threshold < self.floor:
             raise CdrError(f"semantic: threshold={self.threshold} lies below floor={self.floor}, where pairs are not looked for")
 
@@ -139,7 +149,7 @@ class Semantic(Stage):
         (work / "vectors.npy").unlink()
         return found
 
-# %% ../../nbs/curation/11b_stages.ipynb #866d1d96
+# %% ../../nbs/curation/11b_stages.ipynb #a13f92f6
 def _rules(value: Any) -> tuple[Rule, ...]:
     "Rules from a configuration: the name of a set, or a list of rules and such names."
     if isinstance(value, str):
@@ -156,6 +166,8 @@ def _rules(value: Any) -> tuple[Rule, ...]:
         elif isinstance(rule, Mapping):
             if unknown := set(rule) - {"signal", "least", "most", "reason"}:
                 raise CdrError(f"heuristics: a rule has {min(map(str, unknown))!r}: known are signal, least, most and reason")
+            if "reason" in rule:
+                check_text("heuristics", "reason", rule["reason"])
             if "signal" not in rule:
                 raise CdrError(f"heuristics: the rule {dict(rule)} names no signal: known are {', '.join(SIGNALS)}")
             found.append(Rule(**rule))
@@ -211,6 +223,8 @@ class Language(Stage):
     def __post_init__(self):
         if self.keep is not None:
             object.__setattr__(self, "keep", check_names("language", "keep", self.keep))
+            if wrong := [code for code in self.keep if not re.fullmatch("[a-z]{2}", code)]:
+                raise CdrError(f"language: keep names {wrong[0]!r}: write codes of two small letters, such as en, de, zh")
         check_share("language", "least", self.least)
 
     def measure(self, conversations: list[Conversation], folder: Path) -> None:
@@ -255,8 +269,10 @@ class Quality(Stage):
         object.__setattr__(self, "keep", check_names("quality", "keep", self.keep))
         for label in self.keep:
             check_one("quality", "keep", label, LABELS)
-        if not self.keep:
-            raise CdrError("quality: keep is empty: nothing would be left")
+        check_text("quality", "model", self.model)
+        check_whole("quality", "batch_size", self.batch_size, 1)
+        if not isinstance(self.labels or {}, Mapping):
+            raise CdrError(f"quality: labels={self.labels!r} must say for each label of the model what it means")
         for label in (self.labels or {}).values():
             check_one("quality", "labels", label, LABELS)
 
@@ -280,7 +296,13 @@ class Quality(Stage):
         scores = np.load(folder / "scores.npy").reshape(-1, len(LABELS))
         return [{"quality": label} for label in labels_of(scores)]
 
-# %% ../../nbs/curation/11b_stages.ipynb #a3ba0502
+# %% ../../nbs/curation/11b_stages.ipynb #d3ad006d
+def _regions() -> list[str]:
+    from phonenumbers import SUPPORTED_REGIONS
+
+    return sorted(SUPPORTED_REGIONS)
+
+
 @lru_cache(maxsize=1)
 def _name_finder(model: str | None) -> TransformerNames | None:
     return TransformerNames(model) if model else None
@@ -304,6 +326,9 @@ class Pii(Stage):
             object.__setattr__(self, "kinds", check_names("pii", "kinds", self.kinds))
             for kind in self.kinds:
                 check_one("pii", "kinds", kind, [kind for kind in PII_KINDS if kind != "name" or self.names])
+        if self.region is not None and self.region not in (known := _regions()):
+            raise CdrError(f"pii: region={self.region!r} is no country that numbers are known of: it must be one of "
+                           f"{', '.join(known)}, or null where only numbers with a country code count")
 
     def measure(self, conversations: list[Conversation], folder: Path) -> None:
         counts, names = np.zeros((len(conversations), len(PII_KINDS)), np.int32), _name_finder(self.names)
@@ -342,6 +367,11 @@ class Domains(Stage):
     name: ClassVar[str] = "domains"
     shortcut: ClassVar[str] = "model"
 
+    def __post_init__(self):
+        check_text("domains", "encoder", self.encoder)
+        if self.model is not None:
+            check_text("domains", "model", self.model)
+
     def measuring(self) -> dict:
         described = file_hash(data_dir() / "templates" / "domains.yaml") if self.model is None else None
         return {**super().measuring(), "descriptions": described}
@@ -358,7 +388,7 @@ class Domains(Stage):
     def annotate(self, folder: Path) -> list[dict[str, Any]]:
         return [{"domain": label} if label else {} for label in read_json(folder / "labels.json")]
 
-# %% ../../nbs/curation/11b_stages.ipynb #a71286a4
+# %% ../../nbs/curation/11b_stages.ipynb #4333675f
 STAGES: dict[str, type[Stage]] = {stage.name: stage for stage in (Exact, Fuzzy, Semantic, Quality, Heuristics, Language, Pii, Domains)}
 
 
@@ -403,7 +433,7 @@ def stage_entry(stage: Stage) -> dict[str, dict]:
 
     return {stage.name: {part.name: plain(getattr(stage, part.name)) for part in fields(stage)}}
 
-# %% ../../nbs/curation/11b_stages.ipynb #9b0a42b9
+# %% ../../nbs/curation/11b_stages.ipynb #54df35b9
 def run_stage(
     stage: Any,  # a stage, or its entry in a configuration
     conversations: Iterable[Conversation],  # held in memory
