@@ -5,59 +5,78 @@
 # %% auto #0
 __all__ = ['list_sources', 'curate_corpus', 'add_commands']
 
-# %% ../nbs/cli_curation.ipynb #4769d874
+# %% ../nbs/cli_curation.ipynb #70a0a398
 import argparse
 import sys
 from pathlib import Path
 
-from .core.config import write_text
+from .core.config import CdrError, data_dir, write_text
 from .core.conversation import printable
 from .core.tables import Table
 
-# %% ../nbs/cli_curation.ipynb #d8614ec3
+# %% ../nbs/cli_curation.ipynb #991e0ece
 def list_sources(args: argparse.Namespace) -> int:
     "Run `cdr sources`."
     from cdr_lib.core.sources import download, get_source, sources
 
     if args.name is None:
+        if args.download or args.to is not None:
+            raise CdrError("which corpus? name one: the command alone lists them")
         frame = sources().set_index("name")[["title", "licence", "redistributable", "download"]]
         may = {True: "yes", False: "no", None: "as your data"}
         frame["redistributable"] = [may[value] for value in frame.redistributable]
         print(Table(frame.rename(columns={"redistributable": "may be passed on"})).to_markdown())
         return 0
     source = get_source(args.name)
+    if args.to is not None and not args.download:
+        raise CdrError("--to is the folder for --download, which was not asked for")
     if args.download:
         print(download(source, args.to, progress=not args.quiet))
     else:
         print(source._repr_markdown_())
     return 0
 
-# %% ../nbs/cli_curation.ipynb #adee7770
+# %% ../nbs/cli_curation.ipynb #164bd872
 def curate_corpus(args: argparse.Namespace) -> int:
     "Run `cdr curate`."
+    from cdr_lib.curation.ledger import CurationStopped
     from cdr_lib.curation.pipeline import curate
-    from cdr_lib.reporting.provenance import portable
 
-    done = curate(args.config, args.out, [_input(text) for text in args.inputs] or None, args.dask, args.workers, progress=not args.quiet)
+    try:
+        done = curate(args.config, args.out, [_input(text) for text in args.inputs] or None, args.dask, args.workers,
+                      progress=not args.quiet)
+    except CurationStopped as stop:
+        template = data_dir() / "templates" / "curation" / f"{args.config}.yaml"
+        if Path(args.config).is_file() or not template.is_file():
+            raise
+        raise CdrError(f"{stop}\nThe caps are those of the template {template}: copy it, change them, and name the copy with "
+                       "--config; what was measured is used again.") from stop
     table = done.funnel().to_markdown()
     write_text(done.out / "table.md", table)
-    print(table)
+    print(printable(table))
     if args.quiet:
         # Otherwise they were shown beside the progress bars.
         for note in done.notes:
             print(printable(note), file=sys.stderr)
-    print(f"{len(done):,} conversations; corpus, ledger and counts are in {portable(done.out)}")
+    print(printable(f"{len(done):,} conversations; corpus, ledger and counts are in {args.out}"))
     return 0
 
 
 def _input(text: str) -> dict[str, str]:
-    "PATH, or FORMAT=PATH."
+    "PATH, FORMAT=PATH, or the name of a corpus."
     from cdr_lib.core.corpus import FORMATS
+    from cdr_lib.core.sources import SOURCES
 
     name, sign, path = text.partition("=")
-    return {"path": path, "format": name} if sign and name in FORMATS and not Path(text).exists() else {"path": text}
+    if Path(text).exists():
+        return {"path": text}
+    if text in SOURCES and SOURCES[text].corpus:
+        return {"format": text}
+    if sign and name not in FORMATS and Path(path).exists():
+        raise CdrError(f"{text}: the format {name!r} is unknown: it must be one of {', '.join(FORMATS)}")
+    return {"path": path, "format": name} if sign and name in FORMATS else {"path": text}
 
-# %% ../nbs/cli_curation.ipynb #108a333b
+# %% ../nbs/cli_curation.ipynb #b495ec7c
 def add_commands(
     commands: argparse._SubParsersAction,  # of the command above
 ) -> None:
@@ -75,7 +94,8 @@ def add_commands(
                                           "where it stopped.")
     two.set_defaults(run=curate_corpus)
     two.add_argument("inputs", nargs="*", metavar="[FORMAT=]IN", help="files or folders of conversations; the format of most "
-                     "is told by their look, of others name it (see cdr sources); none: those that the plan names")
+                     "is told by their look, of others name it (see cdr sources); a corpus that is on this machine goes by its "
+                     "name alone; none: those that the plan names")
     two.add_argument("--config", default="default", metavar="FILE", help="a YAML plan, or default, paper or duplicates")
     two.add_argument("--out", required=True, help="folder for the results")
     two.add_argument("--workers", type=int, default=1, help="local processes")
