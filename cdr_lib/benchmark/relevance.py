@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['calibration_curve', 'RelevanceClassifier', 'uncertain', 'against_order', 'inconsistent', 'review_queue', 'override']
 
-# %% ../../nbs/benchmark/08_relevance.ipynb #70d38329
+# %% ../../nbs/benchmark/08_relevance.ipynb #a7b93162
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ from ..core.conversation import Conversation
 from ..core.encoders import Reranker
 from ..core.store import Store
 
-# %% ../../nbs/benchmark/08_relevance.ipynb #441eced3
+# %% ../../nbs/benchmark/08_relevance.ipynb #5bfae220
 def calibration_curve(
     labels,  # 1 relevant, 0 not: [n]
     scores,  # probabilities: [n]
@@ -41,7 +42,7 @@ def calibration_curve(
     frame.attrs["ece"] = float((frame["n"] * (frame["score"] - frame["relevant"]).abs()).sum() / len(labels))
     return frame
 
-# %% ../../nbs/benchmark/08_relevance.ipynb #718cb245
+# %% ../../nbs/benchmark/08_relevance.ipynb #f4be762b
 class RelevanceClassifier:
     "Says for each pair of query and conversation how probable it is that people would call it relevant."
 
@@ -53,7 +54,7 @@ class RelevanceClassifier:
         dtype: str = "auto",
     ):
         self.trained = model if isinstance(model, Trained) else None
-        self.store, self.model = store, load_reranker(model, device, dtype)
+        self.store, self.model = store, load_reranker(model, device, dtype, store)
 
     def __repr__(self) -> str:
         known = f", average precision {self.trained.average_precision:.4f}" if self.trained else ""
@@ -66,15 +67,16 @@ class RelevanceClassifier:
         conversations: Mapping[str, Conversation],
         out: str | Path,  # the model's folder, which appears when it is whole
         base: str | Path = "minilm",  # or any encoder, by name or folder
+        kind: Literal["cross", "turns"] = "cross",  # a cross-encoder, or a small network on the encoder's message vectors
         valid: float | pd.DataFrame = 0.1,  # share of the conversations, or pairs of other conversations
-        epochs: int = 3,
+        epochs: int | None = None,  # None: 3; 10 for turns
         batch_size: int = 128,
-        learning_rate: float = 2e-5,  # at its highest; a new head on little data wants more
+        learning_rate: float | None = None,  # at its highest; None: 2e-5; 2e-3 for turns. A new head wants more
         warmup: float = 0.1,
         accumulate: int = 1,  # batches whose gradients make one step: 8 of 16 where 128 do not fit
         frozen: int | None = None,  # how many of the lowest layers stay as they are, and the embeddings with them
         dropout: float | None = None,  # None: the model's own; 0 learns faster from little
-        max_length: int = 8192,  # tokens of a pair, at most what the model reads
+        max_length: int | None = None,  # tokens of a pair, at most what the model reads; None: 8192
         rendering: str = "plain",
         seed: int = 0,
         device: str | None = None,
@@ -86,9 +88,9 @@ class RelevanceClassifier:
         progress: bool = True,
     ) -> "RelevanceClassifier":
         "Train on labelled pairs (appendix 11); see `train_reranker` for what is refused."
-        trained = train_reranker(pairs, conversations, out, base, valid, epochs, batch_size, learning_rate, warmup, accumulate,
+        trained = train_reranker(pairs, conversations, out, base, kind, valid, epochs, batch_size, learning_rate, warmup, accumulate,
                                  frozen, dropout, max_length, rendering, seed, device, dtype, revision, replace,
-                                 save_seconds, progress)
+                                 save_seconds, store, progress)
         return cls(trained, store, device, dtype)
 
     def score(
@@ -128,7 +130,7 @@ class RelevanceClassifier:
         found = self.trained.validation
         return calibration_curve(found["label"], found["score"], bins)
 
-# %% ../../nbs/benchmark/08_relevance.ipynb #935b157f
+# %% ../../nbs/benchmark/08_relevance.ipynb #0709ba2a
 def uncertain(
     judged: pd.DataFrame,  # with confidence, see `RelevanceClassifier.judge`
     below: float = 0.9,
@@ -189,7 +191,7 @@ def review_queue(
                    "queue": len(queue)}
     return queue
 
-# %% ../../nbs/benchmark/08_relevance.ipynb #c93318e4
+# %% ../../nbs/benchmark/08_relevance.ipynb #9f41059c
 def override(
     judged: pd.DataFrame,  # query, conversation, relevant, probability
     decisions: pd.DataFrame,  # query, conversation, verdict: relevant, irrelevant or no consensus, see `majority`

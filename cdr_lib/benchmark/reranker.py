@@ -6,27 +6,28 @@
 __all__ = ['labelled_pairs', 'check_pairs', 'Split', 'split_by_conversation', 'Trained', 'pair_texts', 'train_reranker',
            'load_reranker', 'score_pairs', 'decide_pairs', 'map_pairs']
 
-# %% ../../nbs/benchmark/07_reranker.ipynb #66d77f5e
+# %% ../../nbs/benchmark/07_reranker.ipynb #c0e93139
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
 from tqdm.auto import tqdm
 
 from .generate import GeneratedQuery
+from .turns import TurnReranker, train_turns
 from ..core.config import CdrError, atomic_path
 from ..core.conversation import Conversation, content_hash, escape_html, is_blank, render
-from ..core.encoders import CrossEncoderReranker, Reranker, get_reranker
+from ..core.encoders import Reranker, get_reranker
 from ..core.store import Store, vector_keys
 from ..core.training import average_precision, train, training_curve
 from ..retrieval.run import Run
 
-# %% ../../nbs/benchmark/07_reranker.ipynb #b11b3781
+# %% ../../nbs/benchmark/07_reranker.ipynb #26b6e066
 _PAIR = ["text", "conversation", "label"]
 
 
@@ -68,7 +69,7 @@ def _both_classes(pairs: pd.DataFrame, what: str, hint: str) -> None:
         only = "no pairs" if not len(pairs) else f"only {'right' if right else 'wrong'} pairs ({len(pairs):,})"
         raise CdrError(f"{what} holds {only}: {hint}")
 
-# %% ../../nbs/benchmark/07_reranker.ipynb #d8f0887c
+# %% ../../nbs/benchmark/07_reranker.ipynb #7ebdbb22
 class Split(NamedTuple):
     "Pairs to learn from and pairs to judge by; no conversation is on both sides."
 
@@ -94,7 +95,7 @@ def split_by_conversation(
     kept = pairs["conversation"].map(content).isin(drawn)
     return Split(pairs[~kept].reset_index(drop=True), pairs[kept].reset_index(drop=True))
 
-# %% ../../nbs/benchmark/07_reranker.ipynb #560cd350
+# %% ../../nbs/benchmark/07_reranker.ipynb #9a8b9b14
 @dataclass(frozen=True)
 class Trained:
     "A trained model of pairs with what it was judged by."
@@ -134,15 +135,16 @@ def train_reranker(
     conversations: Mapping[str, Conversation],
     out: str | Path,  # the model's folder, which appears when it is whole
     base: str | Path = "minilm",  # or any cross-encoder or encoder, by name or folder
+    kind: Literal["cross", "turns"] = "cross",  # a cross-encoder, or a small network on the encoder's message vectors
     valid: float | pd.DataFrame = 0.1,  # share of the conversations, or pairs of other conversations
-    epochs: int = 3,
+    epochs: int | None = None,  # None: 3; 10 for turns
     batch_size: int = 32,
-    learning_rate: float = 2e-5,  # at its highest; a new head on little data wants more
+    learning_rate: float | None = None,  # at its highest; None: 2e-5; 2e-3 for turns. A new head wants more
     warmup: float = 0.1,  # share of the steps in which the rate rises
     accumulate: int = 1,  # batches whose gradients make one step
     frozen: int | None = None,  # how many of the lowest layers stay as they are, and the embeddings with them
     dropout: float | None = None,  # None: the model's own; 0 learns faster from little
-    max_length: int = 8192,  # tokens of a pair, at most what the model reads
+    max_length: int | None = None,  # tokens of a pair, at most what the model reads; None: 8192
     rendering: str = "plain",  # how messages become text, see `render`
     seed: int = 0,
     device: str | None = None,
@@ -150,9 +152,17 @@ def train_reranker(
     revision: str | None = None,  # of a hub model
     replace: bool = False,  # put the model in the place of another one that lies at `out`
     save_seconds: float = 600,  # between two states from which a stopped run goes on
+    store: Store | None = None,  # keeps message vectors (turns)
     progress: bool = True,
 ) -> Trained:
-    "Train a cross-encoder on labelled pairs (appendix 10); a stopped run goes on, a finished one is found again."
+    "Train on labelled pairs (appendix 10); a stopped run goes on, a finished one is found again."
+    if kind not in ("cross", "turns"):
+        raise CdrError(f"kind {kind!r} is unknown: it must be cross or turns")
+    if kind == "turns" and (other := [name for name, value in (("frozen", frozen), ("max_length", max_length),
+                                                               ("revision", revision)) if value is not None]):
+        raise CdrError(f"kind 'turns' takes no {other[0]}: its encoder stays as it is, and reads message by message")
+    if kind == "turns" and rendering != "plain":
+        raise CdrError(f"kind 'turns' needs the roles of the messages: rendering 'plain', not {rendering!r}")
     pairs = check_pairs(pairs, conversations)
     _both_classes(pairs, "the training set", "hard negatives, or negatives at all, are needed to learn what is not asked for")
     if isinstance(valid, pd.DataFrame):
@@ -166,41 +176,54 @@ def train_reranker(
     _both_classes(split.valid, "the validation set", "it has no average precision: give a larger share, another seed, or "
                                                      "pairs of both kinds")
     texts = [pair_texts(part, conversations, rendering) for part in split]
-    path = train(base, texts[0], split.train["label"], out, "cross", "bce", epochs, batch_size, learning_rate, warmup,
-                 accumulate=accumulate, frozen=frozen, dropout=dropout, max_length=max_length, seed=seed, device=device,
-                 dtype=dtype, revision=revision, valid=(texts[1], split.valid["label"]), replace=replace,
-                 save_seconds=save_seconds, progress=progress)
+    valid = texts[1], split.valid["label"]
+    if kind == "turns":
+        path = train_turns(str(base), texts[0], split.train["label"], out, 10 if epochs is None else epochs, batch_size,
+                           2e-3 if learning_rate is None else learning_rate, warmup, accumulate=accumulate,
+                           dropout=0.1 if dropout is None else dropout, seed=seed, device=device, valid=valid,
+                           replace=replace, save_seconds=save_seconds, store=store, progress=progress)
+    else:
+        path = train(base, texts[0], split.train["label"], out, "cross", "bce", 3 if epochs is None else epochs, batch_size,
+                     2e-5 if learning_rate is None else learning_rate, warmup, accumulate=accumulate, frozen=frozen,
+                     dropout=dropout, max_length=max_length or 8192, seed=seed, device=device, dtype=dtype,
+                     revision=revision, valid=valid, replace=replace, save_seconds=save_seconds, progress=progress)
     counts = {"repeated pairs": pairs.attrs["repeated"]}
     for name, part in zip(("training", "validation"), split):
         counts |= {f"{name} pairs": len(part), f"{name} pairs, right": int(part["label"].sum()),
                    f"{name} conversations": part["conversation"].nunique()}
-    return Trained(path, counts, _validation(path, split.valid, texts[1], device, progress))
+    return Trained(path, counts, _validation(path, split.valid, texts[1], device, store, progress))
 
 
-def _validation(path: Path, valid: pd.DataFrame, texts: list, device: str | None, progress: bool) -> pd.DataFrame:
+def load_reranker(
+    reranker: "str | Path | Trained | Reranker",  # name, folder, or a reranker that returns probabilities
+    device: str | None = None,
+    dtype: str = "auto",
+    store: Store | None = None,  # keeps message vectors (turns)
+) -> Reranker:
+    "A reranker whose scores are probabilities."
+    if isinstance(reranker, Trained):
+        reranker = reranker.path
+    if not isinstance(reranker, (str, Path)):
+        return reranker
+    if (Path(reranker) / "turns.json").is_file():
+        return TurnReranker(reranker, device, store)
+    return get_reranker(str(reranker), device, dtype, scale="probability")
+
+
+def _validation(path: Path, valid: pd.DataFrame, texts: list, device: str | None, store: Store | None,
+                progress: bool) -> pd.DataFrame:
     file = path / "validation.parquet"
     if file.is_file() and (found := pd.read_parquet(file))[_PAIR].equals(valid):
         return found
-    model = CrossEncoderReranker(str(path), device, "float32", scale="probability")
+    model = load_reranker(path, device, "float32", store)
     found = valid.assign(score=model.score(texts, progress=progress).astype(np.float64))
     with atomic_path(file) as temporary:
         found.to_parquet(temporary, compression="zstd")
     return found
 
-# %% ../../nbs/benchmark/07_reranker.ipynb #f99f71a7
+# %% ../../nbs/benchmark/07_reranker.ipynb #59a50c56
 _CHUNK = 512  # pairs that a reranker gets at once
 _FLUSH = 10.0  # seconds between two writes to the store
-
-
-def load_reranker(
-    reranker: str | Path | Trained | Reranker,  # name, folder, or a reranker that returns probabilities
-    device: str | None = None,
-    dtype: str = "auto",
-) -> Reranker:
-    "A reranker whose scores are probabilities."
-    if isinstance(reranker, Trained):
-        reranker = reranker.path
-    return get_reranker(str(reranker), device, dtype, scale="probability") if isinstance(reranker, (str, Path)) else reranker
 
 
 def score_pairs(
@@ -211,7 +234,7 @@ def score_pairs(
     progress: bool = True,
 ) -> np.ndarray:  # float64 [n], probabilities
     "Score pairs, longest first, each distinct one once."
-    reranker = load_reranker(reranker, device)
+    reranker = load_reranker(reranker, device, store=store)
     numbers: dict[tuple[str, str], int] = {}
     places = np.fromiter((numbers.setdefault(tuple(pair), len(numbers)) for pair in texts), np.int64, len(texts))
     distinct = list(numbers)
@@ -249,7 +272,7 @@ def _keep(store: Store, keys, waiting: list[np.ndarray], scores: np.ndarray) -> 
     places = np.concatenate(waiting)
     store.put_many(keys[places], scores[places, None])
 
-# %% ../../nbs/benchmark/07_reranker.ipynb #9da2d5cd
+# %% ../../nbs/benchmark/07_reranker.ipynb #70a14a21
 _MAPPED = ["query", "conversation", "rank", "score"]
 
 
