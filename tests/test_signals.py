@@ -206,6 +206,13 @@ def test_language(text, code):
     assert codes.tolist() == [code] and (probabilities[0] > 0) == (code != "und") and probabilities.dtype == np.float32
 
 
+def test_a_guess_is_no_language():
+    said = ["iPhone 15 Pro Max", 'print("hello world")', "asdfghjkl qwertyuiop zxcvb", "Where is my parcel, please?"]
+    codes, probabilities = detect(said)
+    assert codes.tolist() == ["und", "und", "und", "en"] and (probabilities[:3] == 0).all()
+    assert detect(said[:1], least=0)[0][0] != "und"
+
+
 def test_language_of_a_conversation():
     assert detect_conversations([talk("hi", "ok", "ja bitte, gern", "vielen Dank und auf Wiedersehen")])[
         0

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['UNDETERMINED', 'scripts', 'detect', 'detect_conversations', 'language_shares']
 
-# %% ../../nbs/curation/06_language.ipynb #a7bee728
+# %% ../../nbs/curation/06_language.ipynb #31fbcf38
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from ..core.config import CdrError
 from ..core.conversation import Conversation
 from .signals import link_spans
 
-# %% ../../nbs/curation/06_language.ipynb #22300d2a
+# %% ../../nbs/curation/06_language.ipynb #98a3ad47
 _NAMED = {"CJK": "Han", "IDEOGRAPHIC": "Han", "KANGXI": "Han", "HANGUL": "Hangul", "HALFWIDTH": "", "FULLWIDTH": "",
           "MODIFIER": "Common", "MATHEMATICAL": "Common", "DOUBLE": "Common", "FEMININE": "Latin", "MASCULINE": "Latin",
           "MICRO": "Greek", "KELVIN": "Latin", "ANGSTROM": "Latin", "OHM": "Greek"}
@@ -45,7 +45,7 @@ def scripts(
     ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return {name: count / total for name, count in ranked}
 
-# %% ../../nbs/curation/06_language.ipynb #9e5175b0
+# %% ../../nbs/curation/06_language.ipynb #e2595ff2
 UNDETERMINED = "und"
 _ONE_LANGUAGE = {"Hangul": "ko", "Hiragana": "ja", "Katakana": "ja", "Han": "zh", "Thai": "th", "Greek": "el",
                  "Armenian": "hy", "Georgian": "ka", "Khmer": "km", "Lao": "lo", "Tamil": "ta",
@@ -60,7 +60,7 @@ def _identifier() -> Any:
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
 
 
-def _detect(text: str, least_letters: int, limit: int) -> tuple[str, float]:
+def _detect(text: str, least_letters: int, limit: int, least: float) -> tuple[str, float]:
     text = text[:4 * limit]
     for start, stop in reversed(link_spans(text)):
         text = text[:start] + " " + text[stop:]
@@ -78,22 +78,24 @@ def _detect(text: str, least_letters: int, limit: int) -> tuple[str, float]:
     if sum(map(str.isalpha, text)) < least_letters:
         return UNDETERMINED, 0.0
     code, probability = _identifier().classify(text)
-    return (UNDETERMINED, 0.0) if code == "zxx" else (code, probability)  # zxx: no language at all
+    # zxx: no language at all
+    return (UNDETERMINED, 0.0) if code == "zxx" or probability < least else (code, probability)
 
 
 def detect(
     texts: Iterable[str],
     least_letters: int = 12,  # fewer letters of an alphabet that many languages share are not enough
     limit: int = 400,  # characters that are looked at, links left out
+    least: float = 0.2,  # a less probable language is not named
 ) -> tuple[np.ndarray, np.ndarray]:  # ISO 639-1 codes, object [n]; probabilities, float32 [n], 0 for "und"
     "The language of each text."
     if isinstance(texts, str):
         raise CdrError("one text was given where a list of texts belongs: write [text]")
-    found = [_detect(text, least_letters, limit) for text in texts]
+    found = [_detect(text, least_letters, limit, least) for text in texts]
     return (np.array([code for code, _ in found], dtype=object),
             np.array([probability for _, probability in found], dtype=np.float32))
 
-# %% ../../nbs/curation/06_language.ipynb #330118af
+# %% ../../nbs/curation/06_language.ipynb #57385d82
 def _sample(conversation: Conversation, limit: int) -> str:
     "The heads of the turns, of equal length, within `limit`."
     texts = [turn.text for turn in conversation.turns if turn.role != "system"]
@@ -108,9 +110,10 @@ def detect_conversations(
     conversations: Iterable[Conversation],
     least_letters: int = 12,
     limit: int = 400,
+    least: float = 0.2,
 ) -> tuple[np.ndarray, np.ndarray]:  # as `detect`
     "The main language of each conversation; instructions to the system count only where there is nothing else."
-    return detect((_sample(conversation, limit) for conversation in conversations), least_letters, limit)
+    return detect((_sample(conversation, limit) for conversation in conversations), least_letters, limit, least)
 
 
 def language_shares(
