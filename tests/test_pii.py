@@ -137,6 +137,7 @@ def test_found_whole(kind, frame, value):
 CLEAR = [
     "Order 4711-0815-22 arrives 2024-05-01 at 10:30:45",
     "order number 2125550123",
+    "parcels 2345-6789-12 and 2125-5501-23",
     "invoice #212-555-0123",
     "between 10/12/2024 and 11/12/2024",
     "2023-10-05 14:30:22",
