@@ -5,7 +5,6 @@ import itertools
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -26,7 +25,7 @@ from cdr_lib.curation.pool import Input, read_shard
 from cdr_lib.curation.stages import Fuzzy, run_stage
 
 PLAN = {"stages": ["exact", "heuristics", {"fuzzy": {"threshold": 0.8}}, {"semantic": {"encoder": "hash", "threshold": 0.97}},
-                   {"pii": "redact"}], "shard": 400}
+                   {"pii": "redact"}], "shard": 200}
 PRODUCTS = ("ledger.parquet", "flags.parquet", "stages.csv", "reasons.csv", "manifest.json")
 
 
@@ -47,8 +46,14 @@ def kept(result) -> list[str]:
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory):
     folder = tmp_path_factory.mktemp("raw")
-    write_dirty(dirty_corpus(2500, seed=7), folder, broken=0.02)
+    write_dirty(dirty_corpus(1200, seed=7), folder, broken=0.02)
     return folder
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    "What `raw` holds, but for the broken records."
+    return {chat.id: chat for chat in dirty_corpus(1200, seed=7)}
 
 
 @pytest.fixture(scope="module")
@@ -73,14 +78,13 @@ def test_in_equals_kept_plus_dropped_everywhere(whole):
         assert by_stage.get((row.stage, row.source), 0) == row.dropped
 
 
-def test_every_conversation_is_in_the_corpus_or_in_the_ledger(whole):
-    ids = {chat.id for chat in dirty_corpus(2500, seed=7)}
-    corpus = kept(whole)
+def test_every_conversation_is_in_the_corpus_or_in_the_ledger(whole, corpus):
+    left = kept(whole)
     ledger = whole.ledger()
     gone = ledger[ledger["stage"] != "read"]["id"]
-    assert len(corpus) == len(set(corpus)) and set(corpus) | set(gone) == ids and not set(corpus) & set(gone)
+    assert len(left) == len(set(left)) and set(left) | set(gone) == set(corpus) and not set(left) & set(gone)
     refused = ledger[ledger["stage"] == "read"]
-    assert len(refused) > 20 and refused["place"].str.contains(":").all() and refused["rule"].str.len().min() > 5
+    assert len(refused) > 10 and refused["place"].str.contains(":").all() and refused["rule"].str.len().min() > 5
 
 
 def test_a_copy_falls_to_a_conversation_that_was_kept_at_that_stage(whole):
@@ -88,13 +92,13 @@ def test_a_copy_falls_to_a_conversation_that_was_kept_at_that_stage(whole):
     order = {stage: number for number, stage in enumerate(dict.fromkeys(whole.counts["stage"]))}
     fell = dict(zip(ledger["id"], ledger["stage"].map(order)))
     copies = ledger[ledger["stage"].isin(["exact", "fuzzy", "semantic"])]
-    assert len(copies) > 200 and copies["survivor"].notna().all() and copies["score"].notna().all()
+    assert len(copies) > 100 and copies["survivor"].notna().all() and copies["score"].notna().all()
     assert all(fell.get(row.survivor, 99) > order[row.stage] for row in copies.itertuples())
 
 
-def test_planted_copies_are_found_and_nothing_else(raw, tmp_path):
+def test_planted_copies_are_found_and_nothing_else(raw, corpus, tmp_path):
     result = curate({"stages": ["exact", "fuzzy"], "shard": 700}, tmp_path / "out", raw, progress=False)
-    corpus = list(dirty_corpus(2500, seed=7))
+    corpus = list(corpus.values())
     groups = dict(zip((chat.id for chat in corpus), planted(corpus)))
     blank = {chat.id for chat in corpus if chat.labels["kind"] == "blank"}
     ledger = result.ledger().query("stage != 'read'")
@@ -107,19 +111,18 @@ def test_planted_copies_are_found_and_nothing_else(raw, tmp_path):
     assert 0.98 <= found / expected <= 1
 
 
-def test_texts_are_unchanged_but_for_personal_data(whole):
-    planted_values = {chat.id: chat for chat in dirty_corpus(2500, seed=7)}
+def test_texts_are_unchanged_but_for_personal_data(whole, corpus):
     for chat in whole.conversations():
-        original = planted_values[chat.id]
+        original = corpus[chat.id]
         if original.labels["kind"] == "pii":
             assert not any(value in str(chat) for name, values in original.labels["pii"].items() for value in values if name == "email")
         elif "[PHONE" not in str(chat) and "[IP" not in str(chat):
             assert chat.turns == original.turns
     flags = whole.flags()
     assert {"email replaced", "card replaced"} <= set(flags["finding"])
-    values = [value for chat in planted_values.values() for found in chat.labels.get("pii", {}).values() for value in found]
+    values = [value for chat in corpus.values() for found in chat.labels.get("pii", {}).values() for value in found]
     told = whole.ledger().to_csv() + flags.to_csv() + whole.reasons.to_csv()
-    assert len(values) > 50 and not any(value in told for value in values), "no account repeats what it found"
+    assert len(values) > 25 and not any(value in told for value in values), "no account repeats what it found"
 
 
 def test_manifest_has_hashes_and_no_path_of_this_machine(whole, raw):
@@ -132,37 +135,51 @@ def test_manifest_has_hashes_and_no_path_of_this_machine(whole, raw):
 
 # -- the same bytes ------------------------------------------------------------------------------------------------
 
-def test_killed_at_any_moment_and_started_again(raw, whole, tmp_path):
-    out = tmp_path / "killed"
-    code = (f"import json; from cdr_lib.curation.pipeline import curate; print('ready', flush=True); "
-            f"curate(json.loads({json.dumps(PLAN)!r}), {str(out)!r}, {str(raw)!r}, progress=False); print('done', flush=True)")
-    rng, kills, began = random.Random(4), 0, time.monotonic()
-    while time.monotonic() - began < 45:
-        child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-        assert child.stdout.readline() == "ready\n"
-        if kills < 6:
-            time.sleep(rng.uniform(0.05, 1.5))
-            child.send_signal(signal.SIGKILL)
-        finished = "done" in child.stdout.read()
-        child.wait()
-        if finished:
-            break
-        kills += 1
-    assert finished and kills >= 3
-    assert hashes(out) == hashes(whole.out)
+NURSERY = """
+import glob, json, os, sys, threading, time
+from cdr_lib.curation.pipeline import curate
+for line in sys.stdin:
+    plan, out, raw, seconds, pattern = json.loads(line)
+    if not (child := os.fork()):
+        def end():
+            began = time.monotonic()
+            while time.monotonic() - began < seconds and not (pattern and glob.glob(pattern)):
+                time.sleep(0.001)
+            os.kill(os.getpid(), 9)
+        threading.Thread(target=end, daemon=True).start()
+        curate(plan, out, raw, progress=False)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
 
 
-@pytest.mark.parametrize("moment", ["pool/{first}/00000.parquet", "work/01 exact", "work/03 fuzzy/decision.npz", "ledger.parquet",
-                                    "corpus.part/00000.parquet"])
-def test_stopped_right_after_a_file_appeared(raw, whole, tmp_path, moment):
-    """Each kind of file, once it is there: the run is stopped, and ends as if it had not been."""
+@pytest.fixture(scope="module")
+def start(raw):
+    """Starts a run that is killed after some seconds, or once a file is there; says how it ended. Runs are forks of one
+    process that has imported everything and started no thread."""
+    with subprocess.Popen([sys.executable, "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as nursery:
+        def run(out, seconds=600.0, pattern=None) -> int:
+            print(json.dumps([PLAN, str(out), str(raw), seconds, pattern]), file=nursery.stdin, flush=True)
+            return int(nursery.stdout.readline())
+
+        yield run
+        nursery.stdin.close()
+
+
+def test_killed_at_any_moment_and_started_again(start, whole, tmp_path):
+    rng, ends = random.Random(4), []
+    while 0 not in ends:
+        ends.append(start(tmp_path / "out", rng.uniform(0.02, 0.5) if len(ends) < 8 else 600))
+    assert ends.count(-9) >= 3 and set(ends) == {0, -9}
+    assert hashes(tmp_path / "out") == hashes(whole.out)
+
+
+def test_killed_right_after_a_file_appeared(start, whole, raw, tmp_path):
+    """Each kind of file, in the order in which they come: a run is killed once it is there, and the next one goes on."""
     out = tmp_path / "out"
-    code = ("import json, os, sys, threading, time; from cdr_lib.curation.pipeline import curate\n"
-            "import glob\n"
-            f"def watch():\n    while not glob.glob({str(out / moment.format(first='*'))!r}): time.sleep(0.001)\n    os.kill(os.getpid(), 9)\n"
-            "threading.Thread(target=watch, daemon=True).start()\n"
-            f"curate(json.loads({json.dumps(PLAN)!r}), {str(out)!r}, {str(raw)!r}, progress=False)")
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode in (-9, 0)
+    for moment in ("pool/*/00000.parquet", "pool/*/items.parquet", "work/01 exact", "work/03 fuzzy/decision.npz", "work/04 semantic/pairs.json",
+                   "corpus.part/00000.parquet", "ledger.parquet", "reasons.csv"):
+        assert start(out, pattern=str(out / moment)) == -9 or moment == "reasons.csv", moment
     curate(PLAN, out, raw, progress=False)
     assert hashes(out) == hashes(whole.out)
 
@@ -189,26 +206,27 @@ def test_a_dask_cluster(raw, whole, tmp_path):
 
 def test_size_of_shards_changes_no_decision(raw, whole, tmp_path):
     stages = [stage for stage in PLAN["stages"] if "semantic" not in stage]
-    results = [curate({"stages": stages, "shard": shard}, tmp_path / str(shard), raw, progress=False) for shard in (150, 5000)]
+    results = [curate({"stages": stages, "shard": shard}, tmp_path / str(shard), raw, progress=False) for shard in (75, 5000)]
     assert results[0].ledger().equals(results[1].ledger()) and kept(results[0]) == kept(results[1])
 
 
 def test_CUR_15_order_of_rows_and_hash_seed_change_nothing(tmp_path):
-    corpus = list(dirty_corpus(600, seed=2))
+    corpus = list(dirty_corpus(400, seed=2))
     write_jsonl(corpus, tmp_path / "a.jsonl")
     random.Random(0).shuffle(corpus)
     write_jsonl(corpus, tmp_path / "b.jsonl")
     code = "import sys; from cdr_lib.curation.pipeline import curate; curate({'stages': ['exact', 'fuzzy']}, sys.argv[2], sys.argv[1], progress=False)"
-    for name, seed in (("a", "0"), ("b", "1")):
-        subprocess.run([sys.executable, "-c", code, str(tmp_path / f"{name}.jsonl"), str(tmp_path / name)], check=True,
-                       env={**os.environ, "PYTHONHASHSEED": seed})
+    runs = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / f"{name}.jsonl"), str(tmp_path / name)],
+                             env={**os.environ, "PYTHONHASHSEED": seed}) for name, seed in (("a", "0"), ("b", "1"))]
+    assert [run.wait() for run in runs] == [0, 0]
     one, two = (pd.read_parquet(tmp_path / name / "ledger.parquet").sort_values("id", ignore_index=True) for name in "ab")
-    assert one.equals(two) and len(one) > 50
+    assert one.equals(two) and len(one) > 30
 
 
 # -- plans that change ---------------------------------------------------------------------------------------------
 
 def test_what_changed_is_done_again_and_said(raw, tmp_path):
+    raw = raw / "helpdesk.jsonl"
     out, plan = tmp_path / "out", {"stages": ["exact", "heuristics", "fuzzy"], "shard": 1000}
     first = curate(plan, out, raw, progress=False)
     again = curate(plan, out, raw, progress=False)
@@ -378,11 +396,11 @@ def test_damaged_and_mistaken_files(tmp_path):
 
 
 def test_a_shard_of_the_pool_that_was_damaged(raw, tmp_path):
-    curate({"stages": ["exact"], "shard": 1000}, tmp_path / "out", raw, progress=False)
+    curate({"stages": ["exact"], "shard": 1000}, tmp_path / "out", raw / "forum.jsonl", progress=False)
     shard = next((tmp_path / "out" / "pool").glob("*/00000.parquet"))
     shard.write_bytes(shard.read_bytes()[:500])
     with pytest.raises(CdrError, match="damaged.*delete its folder"):
-        curate({"stages": ["heuristics"], "shard": 1000}, tmp_path / "out", raw, progress=False)
+        curate({"stages": ["heuristics"], "shard": 1000}, tmp_path / "out", raw / "forum.jsonl", progress=False)
 
 
 def test_ids_that_occur_in_two_files(tmp_path):
@@ -426,15 +444,13 @@ def test_a_stage_alone_agrees_with_the_pipeline(tmp_path):
     assert dict(zip(table["id"], table["survivor"])) == dict(result.ledger()[["id", "survivor"]].itertuples(index=False, name=None))
 
 
-def test_true_similarity_of_every_near_copy(whole):
-    corpus = {chat.id: chat for chat in dirty_corpus(2500, seed=7)}
-
+def test_true_similarity_of_every_near_copy(whole, corpus):
     def shingles(id):
         words = render(corpus[id].turns, "text").casefold().split()
         return set(zip(*(words[i:] for i in range(5))))
 
     rows = [row for row in whole.ledger().query("stage == 'fuzzy'").itertuples() if corpus[row.id].meta.get("language") == "en"]
-    assert len(rows) > 50
+    assert len(rows) > 25
     for row in rows:
         a, b = shingles(row.id), shingles(row.survivor)
         # The stage takes a sign apart from the word before it, which moves the similarity a little.
@@ -445,16 +461,16 @@ def test_inputs_and_outputs_do_not_touch(raw, tmp_path):
     before = {path: file_hash(path) for path in raw.iterdir()}
     curate({"stages": ["exact"]}, tmp_path / "out", raw, progress=False)
     assert before == {path: file_hash(path) for path in raw.iterdir()}
-    assert Input(str(raw)).files()[0].path.startswith(str(raw)) and sum(1 for _ in read_jsonl(raw / "helpdesk.jsonl", on_error="collect")) > 500
+    assert Input(str(raw)).files()[0].path.startswith(str(raw)) and sum(1 for _ in read_jsonl(raw / "helpdesk.jsonl", on_error="collect")) > 300
 
 
 def test_the_default_plan_notes_language_and_quality(tmp_path):
-    write_jsonl(dirty_corpus(400, seed=11), tmp_path / "a.jsonl")
+    write_jsonl(dirty_corpus(250, seed=11), tmp_path / "a.jsonl")
     result = curate("default", tmp_path / "out", tmp_path / "a.jsonl", progress=False)
     assert list(dict.fromkeys(result.counts["stage"])) == ["read", "exact", "heuristics", "fuzzy", "language", "quality", "pii"]
     found = [chat.labels["curation"] for chat in result.conversations()]
     assert found and all(set(note) == {"language", "quality"} and note["quality"] != "low" for note in found)
-    evaluation = [chat for chat in dirty_corpus(400, seed=11) if chat.meta.get("split")]
+    evaluation = [chat for chat in dirty_corpus(250, seed=11) if chat.meta.get("split")]
     assert {chat.id for chat in evaluation} <= set(kept(result))
     other = curate({"stages": ["exact", "heuristics", "fuzzy", "language", {"quality": {"keep": ["high"]}}, {"pii": "redact"}]},
                    tmp_path / "out", tmp_path / "a.jsonl", progress=False)
