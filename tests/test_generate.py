@@ -87,6 +87,7 @@ def test_roles_that_do_not_speak_have_no_acts():
         ("a: {role: user, area: Weather, find: [x], say: [b, c]}", "area 'Weather'"),
         ("a: {role: user, area: Intent & Purpose, find: ['('], say: [b, c]}", "no regular expression"),
         ("a: {role: user, area: Intent & Purpose, find: [x], say: [b]}", "at least two wordings"),
+        ("a: {role: user, area: Intent & Purpose, find: [Xy], say: [b, c]}", "has capitals"),
         ("a: {role: user, area: Intent & Purpose, find: [], say: [b, c]}", "an act needs `find`"),
         ("a: {role: user, area: Intent & Purpose, find: [x], say: [b, c], opposite: z}", "opposite 'z'"),
         ("a: [", "cannot be read"),

@@ -7,7 +7,7 @@ __all__ = ['STATES', 'OUTCOMES', 'RelevanceReply', 'contradiction', 'Judgement',
            'read_judgements', 'judge_pairs', 'Faults', 'recorded_llm', 'script_answers', 'cross_check', 'to_people',
            'PassRate', 'settle', 'pass_rate']
 
-# %% ../../nbs/benchmark/09_judges.ipynb #a4f168d3
+# %% ../../nbs/benchmark/09_judges.ipynb #54189426
 import json
 import math
 import os
@@ -34,7 +34,7 @@ from ..core.prompts import Prompt, load_prompt
 from ..core.records import excerpt, parse_json
 from ..core.reply import Reply, Usage
 
-# %% ../../nbs/benchmark/09_judges.ipynb #4b9fffc3
+# %% ../../nbs/benchmark/09_judges.ipynb #914e3516
 class RelevanceReply(BaseModel):
     "What the prompt for relevance asks for."
 
@@ -79,7 +79,7 @@ def contradiction(
         return f"the verdict is irrelevant and the reason says {affirms[0]!r}"
     return ""
 
-# %% ../../nbs/benchmark/09_judges.ipynb #f3d47158
+# %% ../../nbs/benchmark/09_judges.ipynb #b5232977
 @dataclass(frozen=True)
 class Judgement:
     "What one judge made of one pair."
@@ -187,7 +187,7 @@ class Judgements(Sequence):
                            "tokens": sum(one.usage.total_tokens for one in own)}
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("judge")
 
-# %% ../../nbs/benchmark/09_judges.ipynb #069e8bc2
+# %% ../../nbs/benchmark/09_judges.ipynb #638e8803
 class Judge(Protocol):
     "Whoever judges pairs."
 
@@ -289,7 +289,7 @@ class LlmJudge:
             note = f"asked twice: {' and '.join(reply.value.verdict for reply in replies)}"
         return Judgement(*pair, self.name, "contradiction" if note else "vote", *answer, note, **common)
 
-# %% ../../nbs/benchmark/09_judges.ipynb #9c31ad4a
+# %% ../../nbs/benchmark/09_judges.ipynb #14c14127
 class RuleJudge:
     "Judges by the acts that a query asks for and a conversation shows."
 
@@ -325,7 +325,7 @@ class RuleJudge:
             made.append(Judgement(query, conversation, self.name, "vote", verdict, None, reason, kind=self.kind))
         return Judgements(tuple(made))
 
-# %% ../../nbs/benchmark/09_judges.ipynb #cb58496b
+# %% ../../nbs/benchmark/09_judges.ipynb #0001bb65
 def read_judgements(
     path: str | Path,
 ) -> Judgements:
@@ -401,7 +401,7 @@ def judge_pairs(
                     os.fsync(file.fileno())
     return Judgements(tuple(known[(judge.name, *pair)] for judge in judges for pair in pairs))
 
-# %% ../../nbs/benchmark/09_judges.ipynb #28065400
+# %% ../../nbs/benchmark/09_judges.ipynb #100339eb
 @dataclass(frozen=True)
 class Faults:
     "How often a simulated judge is wrong, and in which way; shares of pairs."
@@ -479,7 +479,7 @@ def _scripted(true: bool, faults: Faults, rng: np.random.Generator) -> tuple[str
         kind, verdict, score, reason = "unsure", "unsure", 5, "(simulated) It could be read either way."
     return kind, {**answer, "text": json.dumps({"reason": reason, "verdict": verdict, "score": score})}
 
-# %% ../../nbs/benchmark/09_judges.ipynb #6337020b
+# %% ../../nbs/benchmark/09_judges.ipynb #6446d99e
 OUTCOMES = ("passed", "rejected", "disagreement", "none")
 _NO_VOTES = [state for state in STATES if state != "vote"]
 
@@ -521,7 +521,7 @@ def to_people(
     rows = table[table.outcome.isin(["disagreement", "none"])]
     return list(zip(rows["query"], rows.conversation))
 
-# %% ../../nbs/benchmark/09_judges.ipynb #437bf229
+# %% ../../nbs/benchmark/09_judges.ipynb #a07cad9e
 @dataclass(frozen=True)
 class PassRate:
     "Share of pairs that passed, with a 95 % Wilson interval."
