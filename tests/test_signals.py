@@ -60,6 +60,7 @@ def test_CUR_11_url_characters_not_matches():
     [
         ("See https://en.example/wiki/A_(b), please", ["https://en.example/wiki/A_(b)"]),
         ("[link](https://a.example/b)!", ["https://a.example/b"]),
+        ("Www.a.example or WWW.B.EXAMPLE", ["Www.a.example", "WWW.B.EXAMPLE"]),
         ("<https://a.example/?q=1&r=2>", ["https://a.example/?q=1&r=2"]),
         ("www.a.example. And WWW is not", ["www.a.example"]),
         ("«https://a.example/x»…", ["https://a.example/x"]),

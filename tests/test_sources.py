@@ -25,7 +25,7 @@ from cdr_lib.core.formats import (
 from cdr_lib.core.io import read_parquet, write_parquet
 from cdr_lib.core.logs import read_mtbench101
 from cdr_lib.core.sources import SOURCES, load_source, sources
-from cdr_lib.core.talks import read_dialogsum
+from cdr_lib.core.talks import read_dailydialog, read_dialogsum
 from cdr_lib.core.tasks import frame_acts, frame_spans, frame_states, read_sgd
 
 QUIET = settings(
@@ -431,6 +431,11 @@ def test_sgd_bad_turns(tmp_path, turn, word):
     path = lines(tmp_path / "dialogues_1.jsonl", {"dialogue_id": "a", "turns": [turn]})
     with pytest.raises(BadRecord, match=word):
         list(read_sgd(path))
+
+
+def test_dailydialog_with_records_of_something_else(tmp_path):
+    with pytest.raises(BadRecord, match="needs 'dialogue'"):
+        list(read_dailydialog(lines(tmp_path / "train.json", {"text": "a __eou__"})))
 
 
 def test_dialogsum_with_line_ends_of_windows(tmp_path):

@@ -6,7 +6,7 @@
 __all__ = ['DAILY_ACTS', 'DAILY_EMOTIONS', 'read_dialogsum', 'read_dailydialog', 'read_xdailydialog', 'read_opendialkg',
            'read_bot_adversarial', 'read_synthetic_persona_chat']
 
-# %% ../../nbs/core/11_talks.ipynb #6b18e054
+# %% ../../nbs/core/11_talks.ipynb #3e27affc
 import re
 import warnings
 from collections import Counter
@@ -21,7 +21,7 @@ from .files import SPLIT_WORDS, corpus_files, csv_records, row_of, split_of, tex
 from .io import Reader
 from .records import Record, json_records, kind_of, parse_json
 
-# %% ../../nbs/core/11_talks.ipynb #f7d4ec62
+# %% ../../nbs/core/11_talks.ipynb #0237be78
 _PERSON = re.compile(r"^#(Person([0-9]+))#: ?", re.MULTILINE)
 _TORN_PERSON = re.compile(r"^#? ?Person ?[0-9]+ ?#? ?:|^#Person", re.MULTILINE)
 
@@ -86,7 +86,7 @@ def read_dialogsum(
 
     return Reader(records(), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #6e7d5301
+# %% ../../nbs/core/11_talks.ipynb #e4fa4028
 DAILY_ACTS = ("inform", "question", "directive", "commissive")  # numbered from 1
 DAILY_EMOTIONS = ("no_emotion", "anger", "disgust", "fear", "happiness", "sadness", "surprise")  # numbered from 0
 _EOU = "__eou__"
@@ -215,14 +215,14 @@ def read_dailydialog(
     except CdrError:
         # The file of all dialogues repeats those of the splits.
         files = corpus_files(path, ("dialogues_text.txt",), "DailyDialog")
-    records = (_daily_text(file) if file.suffix == ".txt" else json_records(file, surrogates)
+    records = (_daily_text(file) if file.suffix == ".txt" else _daily_rows(json_records(file, surrogates))
                for file in files)
-    return _daily_reader(_daily_rows(chain.from_iterable(records)), "dailydialog", split, on_error, on_duplicate)
+    return _daily_reader(chain.from_iterable(records), "dailydialog", split, on_error, on_duplicate)
 
 
 def _daily_rows(records: Iterable[Record]) -> Iterator[Record]:
     for record in records:
-        fits = record.problem or isinstance(record.value, Mapping) and {"dialogue", "text"} & set(record.value)
+        fits = record.problem or isinstance(record.value, Mapping) and "dialogue" in record.value
         yield record if fits else record._replace(problem="a dialogue needs 'dialogue', a list of turns")
 
 
@@ -242,7 +242,7 @@ def read_xdailydialog(
     records = chain.from_iterable(_daily_text(file, language(file)) for file in files)
     return _daily_reader(records, "xdailydialog", None, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #780e31fe
+# %% ../../nbs/core/11_talks.ipynb #c757c6f7
 def _or_text(text: Any) -> Any:
     "The value of a JSON text, or the text where it is none."
     try:
@@ -306,7 +306,7 @@ def read_opendialkg(
 
     return Reader(chain.from_iterable(map(records, files)), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #4b0bd723
+# %% ../../nbs/core/11_talks.ipynb #7460bfcd
 _PERSONA = "your persona: "
 
 
@@ -394,7 +394,7 @@ def read_bot_adversarial(
 
     return Reader(_bad_dialogues(records(), merge), parse, on_error, on_duplicate)
 
-# %% ../../nbs/core/11_talks.ipynb #60450d5c
+# %% ../../nbs/core/11_talks.ipynb #c2fae229
 _USER_TAG = re.compile(r"^(?:\*+ ?\*? ?)?User ([12])(?: ?\*\*)?:(?: ?\* ?\*)?[ ]?", re.MULTILINE)
 
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['KINDS', 'NameFinder', 'Item', 'Match', 'TransformerNames', 'find_pii', 'redact', 'pii_counts', 'pii_report']
 
-# %% ../../nbs/curation/07_pii.ipynb #a7ad77ed
+# %% ../../nbs/curation/07_pii.ipynb #1eb4913f
 import hashlib
 import hmac
 import ipaddress
@@ -20,7 +20,7 @@ import pandas as pd
 from ..core.config import CdrError
 from ..core.conversation import Conversation
 
-# %% ../../nbs/curation/07_pii.ipynb #822b8526
+# %% ../../nbs/curation/07_pii.ipynb #6cbbcfa9
 KINDS = ("key", "iban", "card", "email", "ip", "phone", "name")  # where matches overlap, the earlier kind names them
 NameFinder = Callable[[str], Iterable[tuple[int, int]]]
 
@@ -35,7 +35,7 @@ class Match(NamedTuple):
 
 _Spans = Iterator[tuple[int, int]]
 
-# %% ../../nbs/curation/07_pii.ipynb #7051bde0
+# %% ../../nbs/curation/07_pii.ipynb #85b96436
 _WORD = r"[^\W\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\u9fff\uac00-\ud7a3\uf900-\ufaff\uff66-\uff9f]"
 _LOCAL = re.compile(rf"(?:{_WORD}|[.%'+~-])+\Z")
 _DOMAIN = re.compile(rf"(?:(?:{_WORD}|-){{1,63}}\.){{1,8}}(?:xn--[a-z0-9-]{{2,59}}|(?!\d){_WORD}{{2,24}})",
@@ -59,7 +59,7 @@ def _emails(text: str, region: str | None) -> _Spans:
     if re.search(r"[\[(]at[\])]", text, re.IGNORECASE):
         yield from (match.span() for match in _SPELLED.finditer(text))
 
-# %% ../../nbs/curation/07_pii.ipynb #2e0e5281
+# %% ../../nbs/curation/07_pii.ipynb #f39285d7
 _CARD = re.compile(r"(?<![\w-])(?<![^A-Za-z]\.)(?=(\d{12,19}|\d{4}([ \u00a0\u202f.-])\d{4,6}(?:\2\d{1,7}){1,3})"
                    r"(?!\w|[.-]\d))")
 _ISSUERS = re.compile(r"4(?:\d{12}|\d{15}|\d{18})|(?:5[1-5]|222[1-9]|22[3-9]|2[3-6]|27[01]|2720)\d+|3[47]\d{13}"
@@ -113,7 +113,7 @@ def _ibans(text: str, region: str | None) -> _Spans:
         if not text[stop:stop + 1].isalnum() and int(moved) % 97 == 1:
             yield match.start(), stop
 
-# %% ../../nbs/curation/07_pii.ipynb #9aebff7e
+# %% ../../nbs/curation/07_pii.ipynb #67121895
 _IPV4 = re.compile(r"(?<![\w.-])(?:\d{1,3}\.){3}\d{1,3}(?![\w-]|\.\d)")
 _IPV6 = re.compile(r"(?<![\w:.])(?=[0-9A-Fa-f]{0,39}:[0-9A-Fa-f]{0,39}:)[0-9A-Fa-f:]{2,39}"
                    r"(?:(?<=:)(?:\d{1,3}\.){3}\d{1,3})?(?![\w:]|\.\d)")
@@ -140,7 +140,7 @@ def _ips(text: str, region: str | None) -> _Spans:
             if not nobody and not (pattern is _IPV4 and _VERSIONED.search(before)):
                 yield match.span()
 
-# %% ../../nbs/curation/07_pii.ipynb #404b9df5
+# %% ../../nbs/curation/07_pii.ipynb #c0ae682d
 _TOKENS = {  # what the text must contain before its pattern is tried
     "sk-": r"sk-(?=[\w-]{0,80}\d)[\w-]{16,256}", "k_": r"[srp]k_(?:live|test)_\w{10,}", "gh": r"gh[pousr]_\w{20,}",
     "github_pat_": r"github_pat_\w{20,}", "glpat-": r"glpat-[\w-]{16,}", "AKIA": r"AKIA[0-9A-Z]{16}",
@@ -179,7 +179,7 @@ def _keys(text: str, region: str | None) -> _Spans:
             # a placeholder that stands in for a value is none
             yield from (match.span(1) for match in pattern.finditer(text) if match[1][0] not in "[<{$")
 
-# %% ../../nbs/curation/07_pii.ipynb #7083354d
+# %% ../../nbs/curation/07_pii.ipynb #cad7b3ca
 _DIGITS = re.compile(r"(?<![\w.])[+(\uff0b]{0,2}\d(?:[\d \u00a0\u202f()/.\u2010-\u2013\uff0d-]{5,40})\d")
 _CALL = re.compile(r"(?:\bcall|phone|\bph\b|\btel|mobile|\bcell|\bfax|\btext|whats ?app|\bring|\bdial|reach|\bsms"
                    r"|\bnumber is|电话|手机|電話|тел|telefon|llam)[^\d+]{0,24}\Z", re.IGNORECASE)
@@ -223,7 +223,7 @@ def _phones(text: str, region: str | None) -> _Spans:
         found = list(read(span, phonenumbers.Leniency.POSSIBLE if likely else phonenumbers.Leniency.STRICT_GROUPING))
         yield from found or ([span] if called and digits <= 15 else [])
 
-# %% ../../nbs/curation/07_pii.ipynb #4bbceaa4
+# %% ../../nbs/curation/07_pii.ipynb #217367ab
 class TransformerNames:
     "Names by a token classification model (a label with PER, such as `B-PER`); weights as safetensors only."
 
@@ -264,7 +264,7 @@ class TransformerNames:
                 joined.append((start, stop))
         return joined
 
-# %% ../../nbs/curation/07_pii.ipynb #ab2a3bb4
+# %% ../../nbs/curation/07_pii.ipynb #68666f07
 _FINDERS = {"key": _keys, "iban": _ibans, "card": _cards, "email": _emails, "ip": _ips, "phone": _phones}
 _DIGIT = re.compile(r"\d")
 
@@ -304,7 +304,7 @@ def find_pii(
             merged.append(match)
     return merged
 
-# %% ../../nbs/curation/07_pii.ipynb #e4e18054
+# %% ../../nbs/curation/07_pii.ipynb #67eec398
 Item = TypeVar("Item", str, Conversation)
 
 
@@ -393,7 +393,7 @@ def redact(
 
     return _map_conversation(item, change) if isinstance(item, Conversation) else change(item)
 
-# %% ../../nbs/curation/07_pii.ipynb #35010d8f
+# %% ../../nbs/curation/07_pii.ipynb #43c6165b
 def pii_counts(
     item: str | Conversation,
     kinds: Iterable[str] | None = None,

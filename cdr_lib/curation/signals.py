@@ -6,7 +6,7 @@
 __all__ = ['SENTENCE_ENDS', 'TOP_N', 'DUPLICATE_N', 'SIGNALS', 'GOPHER', 'RULES', 'link_spans', 'ends_sentence', 'signals',
            'Rule', 'first_failing', 'judge']
 
-# %% ../../nbs/curation/05_signals.ipynb #07acd8b6
+# %% ../../nbs/curation/05_signals.ipynb #881ce6ac
 import math
 import re
 import sys
@@ -20,7 +20,7 @@ import numpy as np
 from ..core.config import CdrError
 from ..core.conversation import Conversation
 
-# %% ../../nbs/curation/05_signals.ipynb #9ed63c81
+# %% ../../nbs/curation/05_signals.ipynb #8cf485d1
 _OTHER, _UPPER, _LOWER, _LETTER, _MARK, _DIGIT, _PUNCTUATION, _SYMBOL, _SPACE, _BREAK, _FORMAT = range(11)
 _CLASSES = 16
 _CATEGORY = {"Lu": _UPPER, "Lt": _UPPER, "Ll": _LOWER, "Lo": _LETTER, "Lm": _LETTER, "Mn": _MARK, "Mc": _MARK,
@@ -51,7 +51,7 @@ def _table() -> np.ndarray:  # uint8 [code points]: the class, plus 16 for a let
 def _codes(text: str) -> np.ndarray:  # uint32 [characters]
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
-# %% ../../nbs/curation/05_signals.ipynb #191ed21f
+# %% ../../nbs/curation/05_signals.ipynb #c02c190f
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}\Z")
 _LINK_BODY = re.compile("[^\\s<>\"\u0060\u00ab\u00bb\u2018-\u201f\u2026\u3000-\u9fff\uac00-\ud7a3\uf900-\ufaff"
                         "\uff00-\uffef\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\U00020000-\U0003ffff]+")
@@ -77,10 +77,10 @@ def _link_end(text: str, start: int, stop: int) -> int:
 
 def _anchors(text: str) -> Iterator[tuple[int, int]]:
     "Where a link may start, and where its body does."
-    for mark in ("://", "www."):
+    for mark in ("://", "www.", "Www.", "WWW."):
         at = text.find(mark)
         while at >= 0:
-            if mark == "www.":
+            if mark != "://":
                 if at == 0 or not (text[at - 1].isalnum() or text[at - 1] in "/.-_@"):
                     yield at, at + 4
             elif scheme := _SCHEME.search(text[max(0, at - 32):at]):
@@ -101,7 +101,7 @@ def link_spans(
             found.append((start, stop))
     return found
 
-# %% ../../nbs/curation/05_signals.ipynb #91c6c052
+# %% ../../nbs/curation/05_signals.ipynb #3f2e7aed
 # Latin, ellipsis, interrobang; CJK and full width; Arabic, Urdu; Devanagari; Armenian; Ethiopic; Khmer; Burmese; Tibetan
 SENTENCE_ENDS = (".!?\u2026\u203d\u2047\u2048\u2049\u22ef\u3002\uff01\uff1f\uff0e\uff61\ufe52\ufe56\ufe57"
                  "\u061f\u06d4\u0964\u0965\u0589\u055c\u055e\u1362\u1367\u1368\u17d4\u17d5\u104a\u104b\u0f0d\u0f0e")
@@ -138,7 +138,7 @@ def ends_sentence(
     "Whether a text ends as a sentence does; quotes, brackets, emoji and blanks behind the mark are allowed."
     return bool(_ends(_codes(text), np.array([0]), np.array([len(text)]), ends)[0])
 
-# %% ../../nbs/curation/05_signals.ipynb #67e5c5ce
+# %% ../../nbs/curation/05_signals.ipynb #ce22ed24
 _BASE = np.uint64(0x9E3779B97F4A7C15)
 _MIX = np.uint64(0xD6E8FEB86659FD93)
 _powers_made: list[np.ndarray] = []
@@ -215,7 +215,7 @@ def _repeats(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     alone = first & np.append(first[1:], True)
     return order[~alone], first[~alone]
 
-# %% ../../nbs/curation/05_signals.ipynb #a4b95413
+# %% ../../nbs/curation/05_signals.ipynb #7d9cba93
 TOP_N, DUPLICATE_N = (2, 3, 4), (5, 6, 7, 8, 9, 10)
 _COUNTS = ("n_chars", "n_words", "n_turns", "n_blank")
 SIGNALS = (*_COUNTS, "role_balance", "user_share", "punctuation_ratio", "symbol_ratio", "digit_ratio", "url_ratio",
@@ -378,7 +378,7 @@ def signals(
     return {name: np.concatenate([batch[name] for batch in found]) if found else
             np.zeros(0, np.int64 if name in _COUNTS else np.float32) for name in SIGNALS}
 
-# %% ../../nbs/curation/05_signals.ipynb #257157ae
+# %% ../../nbs/curation/05_signals.ipynb #7f72eae9
 @dataclass(frozen=True)
 class Rule:
     "A limit on a signal: a conversation outside of [`least`, `most`] is dropped with `reason`."
@@ -415,7 +415,7 @@ class Rule:
         "The limit that `value` breaks."
         return self.most if self.least is None or self.most is not None and value > self.most else self.least
 
-# %% ../../nbs/curation/05_signals.ipynb #cd35b0e7
+# %% ../../nbs/curation/05_signals.ipynb #36031207
 def _repetition(factor: float) -> tuple[Rule, ...]:
     "Gopher's limits on repetition, those on n-grams and on numbers of lines and paragraphs multiplied by `factor`."
     lines = (("dup_lines", factor * 0.30, "repeated lines"), ("dup_line_chars", 0.20, "repeated lines"),
