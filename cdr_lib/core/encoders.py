@@ -6,7 +6,7 @@
 __all__ = ['Encoder', 'HashEncoder', 'KeywordEncoder', 'MtebEncoder', 'get_encoder', 'embed', 'Reranker', 'fit_pairs',
            'OverlapReranker', 'CrossEncoderReranker', 'get_reranker']
 
-# %% ../../nbs/core/18_encoders.ipynb #30a022e8
+# %% ../../nbs/core/18_encoders.ipynb #aceb9608
 import hashlib
 import re
 import time
@@ -28,7 +28,7 @@ from .models import (ModelSpec, OpenVinoEncoder, SentenceEncoder, check_role, ch
                                  unit_vectors, weights_id)
 from .store import Store, vector_keys
 
-# %% ../../nbs/core/18_encoders.ipynb #3f442cd2
+# %% ../../nbs/core/18_encoders.ipynb #9b1bdda8
 @runtime_checkable
 class Encoder(Protocol):
     "What the library asks of an encoder."
@@ -53,7 +53,7 @@ class Encoder(Protocol):
         "Embed texts in the order given."
         ...
 
-# %% ../../nbs/core/18_encoders.ipynb #099699cb
+# %% ../../nbs/core/18_encoders.ipynb #6924b449
 _CODE = 1  # raise whenever a change to this module can change vectors
 _WORD = re.compile(r"\w+")
 
@@ -97,7 +97,7 @@ class HashEncoder:
             self._directions[word] = bits.astype(np.float32) * 2 - 1
         return self._directions[word]
 
-# %% ../../nbs/core/18_encoders.ipynb #197da510
+# %% ../../nbs/core/18_encoders.ipynb #d858423e
 class KeywordEncoder:
     "Counts of words, one dimension each."
 
@@ -147,7 +147,7 @@ class KeywordEncoder:
                     row[column] += 1
         return unit_vectors(out, texts, self.name)
 
-# %% ../../nbs/core/18_encoders.ipynb #140dd4bb
+# %% ../../nbs/core/18_encoders.ipynb #b3b303bc
 class MtebEncoder:
     "A model of mteb's registry with its own prompts."
 
@@ -225,7 +225,7 @@ class MtebEncoder:
             vectors = vectors.detach().float().cpu().numpy()
         return unit_vectors(vectors, texts, self.name)
 
-# %% ../../nbs/core/18_encoders.ipynb #d7cc148c
+# %% ../../nbs/core/18_encoders.ipynb #cc4844d7
 def _refuse(name: str, reason: str, **given: Any) -> None:
     if unused := [option for option, value in given.items() if value]:
         raise CdrError(f"encoder {name!r} takes no {', '.join(unused)}: {reason}")
@@ -280,7 +280,7 @@ def get_encoder(
     make = OpenVinoEncoder if backend == "openvino" else SentenceEncoder
     return make(name, device, dtype, revision, max_length, **prompts, trust_remote_code=trust_remote_code, label=label)
 
-# %% ../../nbs/core/18_encoders.ipynb #716a0288
+# %% ../../nbs/core/18_encoders.ipynb #b789ce51
 _CHUNK = 1024  # texts handed to an encoder at once
 _FLUSH = 10.0  # seconds between two writes to the store
 
@@ -337,7 +337,7 @@ def embed(
     # The usual corpus has few repeats; without any the copy is saved.
     return vectors if len(distinct) == len(texts) else vectors[inverse]
 
-# %% ../../nbs/core/18_encoders.ipynb #6af65b73
+# %% ../../nbs/core/18_encoders.ipynb #796958df
 @runtime_checkable
 class Reranker(Protocol):
     "What the library asks of a reranker."
@@ -368,6 +368,8 @@ def fit_pairs(
 ) -> tuple[list[str], np.ndarray]:  # queries that leave the texts their half; int [n], tokens of each pair before any cut
     "Keep the end of a query that would push its text out of the model's limit; the tokenizer then cuts the text's end."
     special = tokenizer.num_special_tokens_to_add(pair=True)
+    if max_length - special < 4:
+        raise CdrError(f"max_length={max_length} leaves {max_length - special} tokens for a pair: give at least {special + 4}")
     distinct = list(dict.fromkeys(text for pair in pairs for text in pair))
     encoded = tokenizer(distinct, add_special_tokens=False, verbose=False)["input_ids"] if distinct else []
     sizes = {text: len(ids) for text, ids in zip(distinct, encoded)}
