@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['NEAR', 'FAR', 'PII']
 
-# %% ../../nbs/curation/00_spoil.ipynb #857b183d
+# %% ../../nbs/curation/00_spoil.ipynb #f22290c8
 import random
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from ..core.config import CdrError, data_dir
+from ..core.config import CdrError
 
-# %% ../../nbs/curation/00_spoil.ipynb #674b930b
+# %% ../../nbs/curation/00_spoil.ipynb #d2d5473c
 def _expand(text: str) -> list[str]:
     "All readings of a text with choices."
     first, *pieces = text.split("[")
@@ -87,7 +87,7 @@ def _grammar(folder: Path) -> tuple[list[_Language], list[float], dict]:
     dirt["pii"] = {kind: [reading for text in texts for reading in _expand(text)] for kind, texts in dirt["pii"].items()}
     return list(languages), list(accumulate(shares)), dirt
 
-# %% ../../nbs/curation/00_spoil.ipynb #1e29c12f
+# %% ../../nbs/curation/00_spoil.ipynb #0bcb634f
 def _shingles(text: str, spaced: bool) -> set:
     "Word 5-grams, or character 5-grams where words are not set apart; a shorter text is one shingle."
     parts: Sequence[str] = text.casefold().split() if spaced else "".join(text.casefold().split())
@@ -159,7 +159,7 @@ def _draft(rng: random.Random, language: _Language) -> _Draft:
     picks = _choose(rng, language, plan)
     return _Draft(language, domain, plan, values, picks, _say(language, plan, values, picks))
 
-# %% ../../nbs/curation/00_spoil.ipynb #809e0fad
+# %% ../../nbs/curation/00_spoil.ipynb #9f53ec79
 NEAR, FAR = 0.8, 0.65
 
 
@@ -229,7 +229,7 @@ def _altered(rng: random.Random, draft: _Draft) -> tuple[list[str], float] | Non
             return texts, similarity
     return None
 
-# %% ../../nbs/curation/00_spoil.ipynb #2dc7f382
+# %% ../../nbs/curation/00_spoil.ipynb #85386283
 _CARDS = ("4242424242424242", "5555555555554444", "4000056655665556", "5105105105105100", "6011111111111117",
           "3566002020360505", "378282246310005")
 _NAMES = ("alex", "bo", "carmen", "dana", "eli", "farah", "goran", "hana", "ivo", "jun", "kim", "lea", "milo", "nora")

@@ -6,7 +6,7 @@
 __all__ = ['STAGES', 'Exact', 'Fuzzy', 'Semantic', 'Heuristics', 'Language', 'Quality', 'Pii', 'Domains', 'make_stage',
            'stage_entry', 'run_stage']
 
-# %% ../../nbs/curation/11b_stages.ipynb #1fafb8df
+# %% ../../nbs/curation/11b_stages.ipynb #6f861d42
 import re
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +27,7 @@ from .decision import (Alive, Decision, Stage, check_names, check_one, check_sha
 from .domains import label_domains
 from .exact import exact_duplicates, exact_keys
 from .fuzzy import FuzzyConfig, Sketches, fuzzy_duplicates, sketch
-from .language import detect_conversations
+from .language import _identifier, detect_conversations
 from .pii import KINDS as PII_KINDS
 from .pii import TransformerNames, pii_counts, redact
 from .quality import LABELS, SequenceClassifier, decide, labels_of, load_quality
@@ -35,7 +35,7 @@ from .semantic import NeighbourPairs, memory_size, neighbour_pairs, semantic_dup
 from .settle import conversation_ranks
 from .signals import GOPHER, RULES, SIGNALS, Rule, first_failing, signals
 
-# %% ../../nbs/curation/11b_stages.ipynb #4dec4757
+# %% ../../nbs/curation/11b_stages.ipynb #f600ced3
 @dataclass(frozen=True)
 class Exact(Stage):
     "Conversations that read the same, or begin the same."
@@ -53,7 +53,8 @@ class Exact(Stage):
         save_arrays(folder, keys=exact_keys(conversations, self.first_turns, self.roles))
 
     def decide(self, folders: Sequence[Path], alive: Alive, work: Path, progress: bool = False) -> Decision:
-        what = "exact copy" if self.first_turns is None else f"same first {self.first_turns} turns"
+        begin = "turn" if self.first_turns == 1 else f"{self.first_turns} turns"
+        what = "exact copy" if self.first_turns is None else f"same first {begin}"
         found = exact_duplicates(load_arrays(folders, "keys"), alive.rank, alive.evaluation)
         return Decision.copies(found, what, "equal normal form", alive.evaluation)
 
@@ -134,7 +135,7 @@ class Semantic(Stage):
         "Similar pairs down to the floor, from a former decision where the floor has not moved."
         made = {"floor": self.floor, "blocks": self.blocks, "seed": self.seed}
         if (work / "pairs.json").exists() and read_json(work / "pairs.json") == made:
-            left, right, similarity, groups = (np.load(work / f"{part}.npy") for part in ("left", "right", "similarity", "groups"))
+            left, right, similarity, groups = (load_arrays([work], part) for part in ("left", "right", "similarity", "groups"))
             return NeighbourPairs(left, right, similarity, self.floor, groups)
         sizes = [np.load(Path(folder) / "vectors.npy", mmap_mode="r").shape for folder in folders]
         # One array on disk: of vectors that do not fit into memory, a block at a time is read.
@@ -144,12 +145,14 @@ class Semantic(Stage):
             vectors[start:start + n] = np.load(Path(folder) / "vectors.npy")
             start += n
         found = neighbour_pairs(vectors, self.floor, self.blocks, self.max_memory, progress, seed=self.seed)
+        # The note goes first: a kill in between must not leave the old one beside new pairs.
+        (work / "pairs.json").unlink(missing_ok=True)
         save_arrays(work, left=found.left, right=found.right, similarity=found.similarity, groups=found.groups)
         write_json(work / "pairs.json", made)
         (work / "vectors.npy").unlink()
         return found
 
-# %% ../../nbs/curation/11b_stages.ipynb #a13f92f6
+# %% ../../nbs/curation/11b_stages.ipynb #79a467de
 def _rules(value: Any) -> tuple[Rule, ...]:
     "Rules from a configuration: the name of a set, or a list of rules and such names."
     if isinstance(value, str):
@@ -223,7 +226,8 @@ class Language(Stage):
     def __post_init__(self):
         if self.keep is not None:
             object.__setattr__(self, "keep", check_names("language", "keep", self.keep))
-            if wrong := [code for code in self.keep if not re.fullmatch("[a-z]{2}", code)]:
+            # A few languages have no code of two letters.
+            if wrong := [code for code in self.keep if not re.fullmatch("[a-z]{2}", code) and code not in _identifier().nb_classes]:
                 raise CdrError(f"language: keep names {wrong[0]!r}: write codes of two small letters, such as en, de, zh")
         check_share("language", "least", self.least)
 
@@ -296,7 +300,7 @@ class Quality(Stage):
         scores = np.load(folder / "scores.npy").reshape(-1, len(LABELS))
         return [{"quality": label} for label in labels_of(scores)]
 
-# %% ../../nbs/curation/11b_stages.ipynb #d3ad006d
+# %% ../../nbs/curation/11b_stages.ipynb #6b272c0e
 def _regions() -> list[str]:
     from phonenumbers import SUPPORTED_REGIONS
 
@@ -388,7 +392,7 @@ class Domains(Stage):
     def annotate(self, folder: Path) -> list[dict[str, Any]]:
         return [{"domain": label} if label else {} for label in read_json(folder / "labels.json")]
 
-# %% ../../nbs/curation/11b_stages.ipynb #4333675f
+# %% ../../nbs/curation/11b_stages.ipynb #1f2631ba
 STAGES: dict[str, type[Stage]] = {stage.name: stage for stage in (Exact, Fuzzy, Semantic, Quality, Heuristics, Language, Pii, Domains)}
 
 
@@ -433,7 +437,7 @@ def stage_entry(stage: Stage) -> dict[str, dict]:
 
     return {stage.name: {part.name: plain(getattr(stage, part.name)) for part in fields(stage)}}
 
-# %% ../../nbs/curation/11b_stages.ipynb #54df35b9
+# %% ../../nbs/curation/11b_stages.ipynb #efc7888a
 def run_stage(
     stage: Any,  # a stage, or its entry in a configuration
     conversations: Iterable[Conversation],  # held in memory
