@@ -183,6 +183,22 @@ def test_CUR_06_a_repeated_turn_is_reported_and_nothing_changes():
     assert len(repeated_turns(talks, least=4)) == 0
 
 
+@pytest.mark.parametrize("stage", [drop_exact, drop_fuzzy, drop_semantic])
+def test_a_shared_system_prompt_makes_nobody_alike(stage, one_thread):
+    policy = " ".join(f"Rule {number} says that clause {number * 37} holds." for number in range(120))
+    said = {
+        "bag": ("how do I return a blue bag that I bought last week", "bring it back to the store with the receipt"),
+        "rain": ("what is rain and where does it come from", "water that falls from clouds when they get cold"),
+        "copy": ("how do I return a blue bag that I bought last week", "bring it back to the store with the receipt"),
+    }
+    talks = [
+        Conversation.make(name, ("system", policy), ("user", ask), ("assistant", answer))
+        for name, (ask, answer) in said.items()
+    ]
+    kept, dropped = stage(talks, **({} if stage is drop_exact else {"progress": False}))
+    assert [talk.id for talk in kept] == ["bag", "rain"] and dropped["survivor"].tolist() == ["bag"]
+
+
 def test_a_shared_system_prompt_is_not_the_first_turn():
     told = [
         Conversation.make("a", ("system", "Be brief."), ("user", "Where is my bag?"), ("assistant", "In Oslo.")),

@@ -6,7 +6,7 @@
 __all__ = ['SHINGLES', 'FuzzyConfig', 'Sketches', 'sketch', 'fuzzy_duplicates', 'drop_fuzzy', 'fuzzy_pairs', 'score_pairs',
            'score_kept']
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #651fd928
+# %% ../../nbs/curation/03_fuzzy.ipynb #e0abd80d
 import hashlib
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,12 +20,12 @@ from scipy.sparse import csr_array
 from tqdm.auto import tqdm
 
 from ..core.config import CdrError, atomic_path, read_json, write_json
-from ..core.conversation import Conversation, render
+from ..core.conversation import Conversation
 from .exact import normal_text
 from .settle import (Duplicates, Pairs, _first_independent, _leaders, _mask, _order, _rows_of,
-                                     conversation_ranks, settle_groups, split_dropped)
+                                     conversation_ranks, settle_groups, split_dropped, talk_text)
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #e9bf3f20
+# %% ../../nbs/curation/03_fuzzy.ipynb #865f1256
 SHINGLES = ("auto", "word", "char")
 
 
@@ -68,7 +68,7 @@ class FuzzyConfig:
             bands, rows = self.layout
         return 1 - (1 - np.asarray(similarity, dtype=float) ** rows) ** bands
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #c4ddcaa3
+# %% ../../nbs/curation/03_fuzzy.ipynb #17cd45ce
 _GAP, _WORD, _CONTINUOUS, _HIDDEN = range(4)
 _UNSPACED = ((0xe00, 0xfff), (0x1000, 0x109f), (0x1780, 0x17ff), (0x19e0, 0x19ff), (0x1b00, 0x1b7f), (0x3005, 0x3007),
              (0x3040, 0x312f), (0x31a0, 0x31bf), (0x31f0, 0x31ff), (0x3400, 0x4dbf), (0x4e00, 0xa4cf), (0xa980, 0xa9ff),
@@ -116,7 +116,7 @@ def _unspaced(texts: Sequence[str]) -> np.ndarray:  # bool [n]
     counts = [np.diff(np.cumsum(classes == kind)[ends]) for kind in (_WORD, _CONTINUOUS)]
     return (counts[1] > 0) & (counts[1] >= counts[0])
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #df7702df
+# %% ../../nbs/curation/03_fuzzy.ipynb #10f20020
 _ODD = 0x9e3779b97f4a7c15  # the golden ratio, in 64 bits
 
 
@@ -177,7 +177,7 @@ def _grams(tokens: np.ndarray, first: np.ndarray, size: int) -> tuple[np.ndarray
     inside = mixed[_rows_of(first, np.arange(len(counts)), counts)]
     return _mixed(inside) >> np.uint64(16), counts
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #08e2b32a
+# %% ../../nbs/curation/03_fuzzy.ipynb #cf264b6c
 def _shingles(texts: Sequence[str], config: FuzzyConfig) -> tuple[np.ndarray, np.ndarray]:  # uint64 flat, int64 [n]
     "Sorted sets of shingles, one after the other, and their sizes."
     ascii_text = np.fromiter(map(str.isascii, texts), bool, len(texts))
@@ -224,7 +224,7 @@ def _sorted_sets(flat: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> tu
         result[_rows_of(begins, rows, sizes[rows])] = values
     return result, sizes
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #758972ff
+# %% ../../nbs/curation/03_fuzzy.ipynb #7f10c6e1
 def _signatures(flat: np.ndarray, counts: np.ndarray, config: FuzzyConfig) -> np.ndarray:  # uint32 [permutations, n]
     "MinHash signatures of texts with at least one shingle each."
     random = np.random.default_rng(config.seed)
@@ -251,7 +251,7 @@ def _band_keys(signatures: np.ndarray, config: FuzzyConfig) -> np.ndarray:  # ui
         _mixed(keys)
     return keys.T
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #b8687589
+# %% ../../nbs/curation/03_fuzzy.ipynb #d82d3d83
 @dataclass(frozen=True)
 class Sketches:
     "Band keys and sets of shingles of n texts."
@@ -384,7 +384,7 @@ _BATCH = 1 << 19  # characters that are hashed at once: the arrays stay in the c
 
 
 def sketch(
-    texts: Iterable[str],  # such as `render(turns, "text")` of conversations
+    texts: Iterable[str],  # such as `talk_text` of conversations
     config: FuzzyConfig = FuzzyConfig(),
 ) -> Sketches:
     "Shingles and band keys of texts; streaming, the texts are not kept."
@@ -414,7 +414,7 @@ def sketch(
     flat, bands, counts, lengths, whole = map(np.concatenate, zip(*done))
     return Sketches(bands, (flat,), np.concatenate([[0], np.cumsum(counts)]), lengths, whole, config)
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #c97e4b3f
+# %% ../../nbs/curation/03_fuzzy.ipynb #a16cee0e
 _LOOKS, _LIES, _BOTH = 1, 2, 3  # a text looks into a bucket, lies in it, or both
 
 
@@ -653,7 +653,7 @@ def _checked(sketches: Sketches, config: FuzzyConfig | None) -> FuzzyConfig:
                        "and would miss pairs below: make new ones")
     return config
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #47c10fd2
+# %% ../../nbs/curation/03_fuzzy.ipynb #c55c024f
 def drop_fuzzy(
     conversations: Sequence[Conversation],
     config: FuzzyConfig = FuzzyConfig(),
@@ -663,10 +663,10 @@ def drop_fuzzy(
     "Drop near copies of kept conversations."
     conversations = list(conversations)
     rank, evaluation = conversation_ranks(conversations, evaluation)
-    sketches = sketch((render(item.turns, "text") for item in conversations), config)
+    sketches = sketch(map(talk_text, conversations), config)
     return split_dropped(conversations, fuzzy_duplicates(sketches, rank, evaluation=evaluation, progress=progress))
 
-# %% ../../nbs/curation/03_fuzzy.ipynb #4d09a099
+# %% ../../nbs/curation/03_fuzzy.ipynb #d321b396
 def fuzzy_pairs(
     sketches: Sketches,
     config: FuzzyConfig | None = None,

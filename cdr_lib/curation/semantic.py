@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['BLOCKS', 'NeighbourPairs', 'memory_size', 'neighbour_pairs', 'semantic_duplicates', 'drop_semantic']
 
-# %% ../../nbs/curation/04_semantic.ipynb #fb16c218
+# %% ../../nbs/curation/04_semantic.ipynb #7155293d
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ import pandas as pd
 from tqdm.auto import tqdm
 
 from ..core.config import CdrError
-from ..core.conversation import Conversation, is_blank, render
+from ..core.conversation import Conversation, is_blank
 from ..core.encoders import Encoder, embed, get_encoder
 from ..core.store import Store
-from .settle import Duplicates, Pairs, conversation_ranks, settle_groups, split_dropped
+from .settle import Duplicates, Pairs, conversation_ranks, settle_groups, split_dropped, talk_text
 
-# %% ../../nbs/curation/04_semantic.ipynb #afe86b30
+# %% ../../nbs/curation/04_semantic.ipynb #e9b15ef2
 @dataclass(frozen=True)
 class NeighbourPairs(Pairs):
     "Similar pairs of distinct vectors, and which vectors are equal."
@@ -123,7 +123,7 @@ def _tiles(vectors: np.ndarray, rows: np.ndarray, floor: float,
             found.append((rows[left[left < right]], rows[right[left < right]]))
         yield high - low, *map(np.concatenate, zip(*found))
 
-# %% ../../nbs/curation/04_semantic.ipynb #e4fa073b
+# %% ../../nbs/curation/04_semantic.ipynb #60fb5e8d
 BLOCKS = (None, "kmeans")
 
 
@@ -200,7 +200,7 @@ def semantic_duplicates(
     near = pairs.at(threshold)
     return settle_groups(pairs.groups, near.left, near.right, near.similarity, rank, evaluation)
 
-# %% ../../nbs/curation/04_semantic.ipynb #d2a7ebad
+# %% ../../nbs/curation/04_semantic.ipynb #bf448bc9
 def drop_semantic(
     conversations: Sequence[Conversation],
     threshold: float = 0.9,  # least cosine of a duplicate; its meaning depends on the encoder
@@ -214,7 +214,7 @@ def drop_semantic(
     conversations = list(conversations)
     rank, evaluation = conversation_ranks(conversations, evaluation)
     encoder = get_encoder(encoder) if isinstance(encoder, str) else encoder
-    texts = [render(item.turns, "text") for item in conversations]
+    texts = list(map(talk_text, conversations))
     visible = [i for i, text in enumerate(texts) if not is_blank(text)]
     vectors = np.zeros((len(texts), encoder.dim), np.float32)
     if visible:
