@@ -160,7 +160,8 @@ def test_a_share_of_pairs_is_repeated_the_same_in_every_run():
     pairs = [(f"q{n}", f"c{n}") for n in range(2000)]
     chosen = [pair for pair in pairs if judge.asked_twice(pair)]
     assert 430 < len(chosen) < 570 and chosen == [pair for pair in pairs if judge.asked_twice(pair)]
-    assert not any(LlmJudge(judge.llm).asked_twice(pair) for pair in pairs)
+    never = LlmJudge(judge.llm)
+    assert not any(map(never.asked_twice, pairs))
     for wrong in (-0.1, 1.1):
         with pytest.raises(CdrError, match="share of the pairs"):
             LlmJudge(judge.llm, repeat=wrong)
@@ -198,6 +199,22 @@ def test_what_failed_for_a_passing_reason_is_asked_again(tmp_path):
         second = judge_pairs(panel(server, ["a"]), PAIRS[:3], QUERIES, TALKS, out=out)
     assert {one.state for one in second} == {"vote"} and len(out.read_bytes().splitlines()) == 6
     assert read_judgements(out).items == second.items  # the last one counts
+
+
+def test_judgements_of_something_else_are_not_taken_over(tmp_path):
+    out = tmp_path / "judgements.jsonl"
+    with FakeLLM(lambda request: said()) as server:
+        judge_pairs(panel(server, ["a"]), PAIRS[:4], QUERIES, TALKS, out=out)
+        changed = {**TALKS, "c1": Conversation.make("c1", ("user", "I'm calm."))}
+        judge_pairs(panel(server, ["a"]), PAIRS[:4], QUERIES, changed, out=out)
+        assert len(server.requests) == 5
+        judge_pairs(panel(server, ["a"]), PAIRS[:4], {**QUERIES, "q0": "Find users who are calm"}, changed, out=out)
+        assert len(server.requests) == 9
+        judge_pairs(panel(server, ["a"], seed=7), PAIRS[:4], {**QUERIES, "q0": "Find users who are calm"}, changed, out=out)
+        assert len(server.requests) == 13
+        judge_pairs([RuleJudge("b")], PAIRS[:4], QUERIES, changed, out=out)
+        again = judge_pairs([RuleJudge("b")], PAIRS[:4], QUERIES, changed, out=out)
+    assert len(out.read_bytes().splitlines()) == 17 and len(again) == 4
 
 
 def test_broken_files_are_named(tmp_path):

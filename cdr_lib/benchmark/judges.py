@@ -7,7 +7,7 @@ __all__ = ['STATES', 'OUTCOMES', 'RelevanceReply', 'contradiction', 'Judgement',
            'read_judgements', 'judge_pairs', 'Faults', 'recorded_llm', 'script_answers', 'cross_check', 'to_people',
            'PassRate', 'settle', 'pass_rate']
 
-# %% ../../nbs/benchmark/09_judges.ipynb #54189426
+# %% ../../nbs/benchmark/09_judges.ipynb #4819e202
 import json
 import math
 import os
@@ -28,13 +28,13 @@ from tqdm.auto import tqdm
 from .generate import Act, Step, find_acts, holds, load_acts, quoted, read_query
 from .verdicts import VERDICTS, Verdict, now
 from ..core.config import CdrError, json_dumps, text_hash
-from ..core.conversation import BadRecord, Conversation, is_blank, render
+from ..core.conversation import BadRecord, Conversation, content_hash, is_blank, render
 from ..core.llm import LLM
 from ..core.prompts import Prompt, load_prompt
 from ..core.records import excerpt, parse_json
 from ..core.reply import Reply, Usage
 
-# %% ../../nbs/benchmark/09_judges.ipynb #914e3516
+# %% ../../nbs/benchmark/09_judges.ipynb #a4b867f9
 class RelevanceReply(BaseModel):
     "What the prompt for relevance asks for."
 
@@ -79,7 +79,7 @@ def contradiction(
         return f"the verdict is irrelevant and the reason says {affirms[0]!r}"
     return ""
 
-# %% ../../nbs/benchmark/09_judges.ipynb #b5232977
+# %% ../../nbs/benchmark/09_judges.ipynb #2c5ebba9
 @dataclass(frozen=True)
 class Judgement:
     "What one judge made of one pair."
@@ -95,6 +95,7 @@ class Judgement:
     time: str = ""  # ISO 8601 in UTC; empty: now
     kind: str = "llm"  # or "rule", "model"
     answers: int = 1  # answers that were asked for
+    key: str = ""  # of what was asked: it differs if model, prompt, query or conversation do
     usage: Usage = field(default=Usage(), compare=False)
 
     def __post_init__(self):
@@ -187,7 +188,7 @@ class Judgements(Sequence):
                            "tokens": sum(one.usage.total_tokens for one in own)}
         return pd.DataFrame.from_dict(rows, orient="index").rename_axis("judge")
 
-# %% ../../nbs/benchmark/09_judges.ipynb #638e8803
+# %% ../../nbs/benchmark/09_judges.ipynb #0b3dc5bc
 class Judge(Protocol):
     "Whoever judges pairs."
 
@@ -196,6 +197,10 @@ class Judge(Protocol):
     def judge(self, pairs: Sequence[tuple[str, str]], queries: Mapping[str, str],
               conversations: Mapping[str, Conversation], progress: bool = False) -> Judgements:
         "One judgement for each pair, in their order."
+        ...
+
+    def key(self, pair: tuple[str, str], queries: Mapping[str, str], conversations: Mapping[str, Conversation]) -> str:
+        "What the judgement of a pair depends on, as a hash."
         ...
 
 
@@ -251,6 +256,16 @@ class LlmJudge:
         "Whether a pair is among those that are asked twice; the same in every run."
         return int(text_hash("repeat", *pair)[:8], 16) < self.repeat * 2**32
 
+    def key(
+        self,
+        pair: tuple[str, str],
+        queries: Mapping[str, str],
+        conversations: Mapping[str, Conversation],
+    ) -> str:  # 16 hexadecimal digits
+        "Hash of all that is sent for a pair, the model and its settings included."
+        messages = self.messages(queries[pair[0]], conversations[pair[1]])
+        return text_hash(self.llm.key(messages, RelevanceReply), str(self.asked_twice(pair)))[:16]
+
     def judge(
         self,
         pairs: Iterable[tuple[str, str]],  # distinct (query id, conversation id)
@@ -272,11 +287,12 @@ class LlmJudge:
             answers = tqdm(pool.map(ask, asks), self.name, len(asks), unit="call", disable=not progress)
             for (pair, _), reply in zip(asks, answers):
                 replies.setdefault(pair, []).append(reply)
-        return Judgements(tuple(self._read(pair, replies[pair]) for pair in pairs))
+        keys = {pair: self.key(pair, queries, conversations) for pair in pairs}
+        return Judgements(tuple(self._read(pair, replies[pair], keys[pair]) for pair in pairs))
 
-    def _read(self, pair: tuple[str, str], replies: Sequence[Reply]) -> Judgement:
-        usage, count = sum((reply.usage for reply in replies), Usage()), len(replies)
-        common = {"answers": count, "usage": usage}
+    def _read(self, pair: tuple[str, str], replies: Sequence[Reply], key: str) -> Judgement:
+        usage = sum((reply.usage for reply in replies), Usage())
+        common = {"answers": len(replies), "usage": usage, "key": key}
         for reply in replies:
             if not reply.ok:
                 state = "refusal" if reply.status == "refused" else "failure"
@@ -287,9 +303,9 @@ class LlmJudge:
         note = next(filter(None, (contradiction(reply.value) for reply in replies)), "")
         if not note and len({reply.value.verdict for reply in replies}) > 1:
             note = f"asked twice: {' and '.join(reply.value.verdict for reply in replies)}"
-        return Judgement(*pair, self.name, "contradiction" if note else "vote", *answer, note, **common)
+        return Judgement(*pair, self.name, "contradiction" if note else "vote", *answer, note=note, **common)
 
-# %% ../../nbs/benchmark/09_judges.ipynb #14c14127
+# %% ../../nbs/benchmark/09_judges.ipynb #66c9f1e7
 class RuleJudge:
     "Judges by the acts that a query asks for and a conversation shows."
 
@@ -298,11 +314,28 @@ class RuleJudge:
     def __init__(
         self,
         name: str = "rule",
-        steps: Mapping[str, Sequence[Step]]
-        | None = None,  # query id -> what it asks for; others are read from the text
+        steps: Mapping[str, Sequence[Step]] | None = None,  # query id -> what it asks for; others are read
         acts: Mapping[str, Act] | None = None,
     ):
         self.name, self.steps, self.acts = name, dict(steps or {}), acts or load_acts()
+        self._texts: dict[str, tuple[Step, ...]] = {}  # what was read already
+
+    def _asked(self, query: str, queries: Mapping[str, str]) -> tuple[Step, ...]:
+        text = queries[query]
+        if text not in self._texts and not self.steps.get(query):
+            self._texts[text] = read_query(text, self.acts)
+        return tuple(self.steps.get(query) or self._texts[text])
+
+    def key(
+        self,
+        pair: tuple[str, str],
+        queries: Mapping[str, str],
+        conversations: Mapping[str, Conversation],
+    ) -> str:  # 16 hexadecimal digits
+        "Hash of the acts that the query asks for, their definitions, and the conversation."
+        steps = self._asked(pair[0], queries)
+        acts = [repr(self.acts[step.act]) for step in steps]
+        return text_hash(queries[pair[0]], *map(str, steps), *acts, content_hash(conversations[pair[1]]))[:16]
 
     def judge(
         self,
@@ -313,7 +346,7 @@ class RuleJudge:
     ) -> Judgements:
         "One vote for each pair, in their order."
         pairs = _check_pairs(pairs, queries, conversations)
-        asked = {query: tuple(self.steps.get(query) or read_query(queries[query], self.acts)) for query, _ in pairs}
+        asked = {query: self._asked(query, queries) for query in dict.fromkeys(query for query, _ in pairs)}
         found = {id: find_acts(conversations[id], self.acts) for id in dict.fromkeys(id for _, id in pairs)}
         made = []
         for query, conversation in tqdm(pairs, self.name, unit="pair", disable=not progress):
@@ -322,10 +355,13 @@ class RuleJudge:
             verdict = "unsure" if not steps else "relevant" if true else "irrelevant"
             words = " > ".join(map(str, steps))
             reason = f"{'shows' if true else 'does not show'} {words}" if steps else "no act can be read in the query"
-            made.append(Judgement(query, conversation, self.name, "vote", verdict, None, reason, kind=self.kind))
+            key = self.key((query, conversation), queries, conversations)
+            made.append(
+                Judgement(query, conversation, self.name, "vote", verdict, None, reason, kind=self.kind, key=key)
+            )
         return Judgements(tuple(made))
 
-# %% ../../nbs/benchmark/09_judges.ipynb #0001bb65
+# %% ../../nbs/benchmark/09_judges.ipynb #308f93fd
 def read_judgements(
     path: str | Path,
 ) -> Judgements:
@@ -389,7 +425,11 @@ def judge_pairs(
         if whole < path.stat().st_size:
             os.truncate(path, whole)
     for judge in judges:
-        todo = [pair for pair in pairs if (judge.name, *pair) not in known or not known[(judge.name, *pair)].final]
+        todo = []
+        for pair in pairs:
+            one = known.get((judge.name, *pair))
+            if one is None or not one.final or one.key != judge.key(pair, queries, conversations):
+                todo.append(pair)
         for start in range(0, len(todo), block):
             made = judge.judge(todo[start:start + block], queries, conversations, progress)
             known |= {(one.judge, *one.pair): one for one in made}
@@ -401,7 +441,7 @@ def judge_pairs(
                     os.fsync(file.fileno())
     return Judgements(tuple(known[(judge.name, *pair)] for judge in judges for pair in pairs))
 
-# %% ../../nbs/benchmark/09_judges.ipynb #100339eb
+# %% ../../nbs/benchmark/09_judges.ipynb #739c70e2
 @dataclass(frozen=True)
 class Faults:
     "How often a simulated judge is wrong, and in which way; shares of pairs."
@@ -479,7 +519,7 @@ def _scripted(true: bool, faults: Faults, rng: np.random.Generator) -> tuple[str
         kind, verdict, score, reason = "unsure", "unsure", 5, "(simulated) It could be read either way."
     return kind, {**answer, "text": json.dumps({"reason": reason, "verdict": verdict, "score": score})}
 
-# %% ../../nbs/benchmark/09_judges.ipynb #6446d99e
+# %% ../../nbs/benchmark/09_judges.ipynb #00f5f2cc
 OUTCOMES = ("passed", "rejected", "disagreement", "none")
 _NO_VOTES = [state for state in STATES if state != "vote"]
 
@@ -521,7 +561,7 @@ def to_people(
     rows = table[table.outcome.isin(["disagreement", "none"])]
     return list(zip(rows["query"], rows.conversation))
 
-# %% ../../nbs/benchmark/09_judges.ipynb #a07cad9e
+# %% ../../nbs/benchmark/09_judges.ipynb #6d5b42db
 @dataclass(frozen=True)
 class PassRate:
     "Share of pairs that passed, with a 95 % Wilson interval."
