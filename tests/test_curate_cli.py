@@ -178,7 +178,7 @@ def test_what_a_folder_holds_beside_logs_is_named(tmp_path):
     (folder / "chat.txt").write_text("13/01/2024, 10:00 - Ana: hello, is somebody there?\n")
     for name in ("notes.md", "read me.txt", ".hidden"):
         (folder / name).write_text("about these logs")
-    code, out, err = call("curate", folder, "--config", "duplicates", "--out", folder / "clean", "--quiet")
+    code, _, err = call("curate", folder, "--config", "duplicates", "--out", folder / "clean", "--quiet")
     assert code == 0 and "not read in logs: 2023/, notes.md, read me.txt\n" in err, err
     assert len(ids(folder / "clean")) == 4
     (tmp_path / "outer" / "inner").mkdir(parents=True)
@@ -236,7 +236,7 @@ def test_a_cap_says_where_it_stands(tmp_path):
 def test_names_that_would_act_on_a_terminal_or_a_page(tmp_path):
     names = ("\x1b[2J\x1b[31mred", "<script>alert(1)</script>", "a|b", "007", "1.0", "NA", "True", "line\rbreak", "all", "\u202eabc")
     write_jsonl([chat for name in names for chat in chats(2, name)], tmp_path / "a.jsonl")
-    code, out, err = call("curate", tmp_path / "a.jsonl", "--config", "duplicates", "--out", tmp_path / "out")
+    code, out, _ = call("curate", tmp_path / "a.jsonl", "--config", "duplicates", "--out", tmp_path / "out")
     assert code == 0 and not {"\x1b", "\u202e", "\r"} & set(out), out
     assert "<script>" not in out and "\\x1b" in out
     rows = pd.read_csv(tmp_path / "out" / "stages.csv", dtype={"source": str}, keep_default_na=False).query("stage == 'fuzzy'")

@@ -497,6 +497,42 @@ def test_a_file_that_is_given_twice(tmp_path):
         "c0#2": "c0", "c1#2": "c1"}
 
 
+def test_a_corpus_that_is_curated_again_keeps_what_was_noted(tmp_path):
+    for name in "ab":
+        write_jsonl(chats(f"the kettle of shop {name} leaks from its bottom, what now?"), tmp_path / f"{name}.jsonl")
+    first = curate({"stages": ["language"]}, tmp_path / "first", [tmp_path / "a.jsonl", tmp_path / "b.jsonl"], progress=False)
+    twice = [*map(str, first.files()), str(tmp_path / "b.jsonl")]
+    second = curate({"stages": [{"domains": {"encoder": "hash"}}]}, tmp_path / "second", twice, progress=False)
+    found = {chat.id: chat for chat in second.conversations()}
+    assert sorted(found) == ["c0", "c0#2", "c0#3"] and found["c0#2"].meta["original_id"] == found["c0#3"].meta["original_id"] == "c0"
+    assert set(found["c0"].labels["curation"]) == {"language", "domain"} and set(found["c0#3"].labels["curation"]) == {"domain"}
+
+
+def test_pairs_of_a_search_that_was_stopped_are_not_taken_for_others(tmp_path, monkeypatch):
+    """The note on what pairs were looked for must not outlive them."""
+    from cdr_lib.curation import stages
+
+    write_jsonl(dirty_corpus(200, seed=3), tmp_path / "a.jsonl")
+
+    def plan(floor, threshold):
+        return {"stages": [{"semantic": {"encoder": "hash", "floor": floor, "threshold": threshold}}]}
+
+    curate(plan(0.7, 0.9), tmp_path / "out", tmp_path / "a.jsonl", progress=False)
+    save = stages.save_arrays
+
+    def stopped(folder, **arrays):
+        save(folder, **arrays)
+        if "left" in arrays:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(stages, "save_arrays", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        curate(plan(0.95, 0.95), tmp_path / "out", tmp_path / "a.jsonl", progress=False)
+    monkeypatch.undo()
+    curate(plan(0.7, 0.8), tmp_path / "out", tmp_path / "a.jsonl", progress=False)
+    assert hashes(tmp_path / "out") == hashes(curate(plan(0.7, 0.8), tmp_path / "fresh", tmp_path / "a.jsonl", progress=False).out)
+
+
 @pytest.mark.real
 @pytest.mark.skipif(not os.environ.get("CDR_DATA"), reason="CDR_DATA names no folder of public corpora")
 def test_public_corpora_together(tmp_path):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['measure_shard', 'write_part', 'Curated', 'curate']
 
-# %% ../../nbs/curation/14_pipeline.ipynb #d5d43a23
+# %% ../../nbs/curation/14_pipeline.ipynb #d4eb809b
 import contextlib
 import csv
 import hashlib
@@ -37,7 +37,7 @@ from .plan import Curation
 from .pool import Pool, _key, _name, _some, open_pool, read_input, read_shard
 from .stages import stage_entry
 
-# %% ../../nbs/curation/14_pipeline.ipynb #306de766
+# %% ../../nbs/curation/14_pipeline.ipynb #37da95be
 def measure_shard(
     stage: Stage,
     shard: str,  # path of a shard of the pool
@@ -92,17 +92,20 @@ def write_part(
             for row in share.rows:
                 chat = chats[row]
                 if (new := share.ids.get(int(row))) is not None:
-                    chat = replace(chat, id=new, meta={**chat.meta, "original_id": chat.id})
+                    # A corpus that was curated before keeps the first id.
+                    chat = replace(chat, id=new, meta={"original_id": chat.id, **chat.meta})
                 for stage, places in changes:
                     if int(row) in places:
                         chat = stage.change(chat)
                 if notes[int(row)]:
-                    chat = replace(chat, labels={**chat.labels, "curation": notes[int(row)]})
+                    before = chat.labels.get("curation")
+                    noted = {**(before if isinstance(before, Mapping) else {}), **notes[int(row)]}
+                    chat = replace(chat, labels={**chat.labels, "curation": noted})
                 yield chat
 
     write_parquet(survivors(), target)
 
-# %% ../../nbs/curation/14_pipeline.ipynb #46290aad
+# %% ../../nbs/curation/14_pipeline.ipynb #5d9de3ea
 class _Crew:
     "Whoever does the tasks."
 
@@ -170,7 +173,7 @@ class _Crew:
 def _call(function: Callable, task: tuple) -> None:
     function(*task)
 
-# %% ../../nbs/curation/14_pipeline.ipynb #ffcbb9a1
+# %% ../../nbs/curation/14_pipeline.ipynb #db45998e
 def _digest(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
@@ -231,7 +234,7 @@ def _alone(folder: Path) -> Iterator[None]:
             raise CdrError(f"{folder}: another run works in this folder: wait for it, or choose another") from None
         yield
 
-# %% ../../nbs/curation/14_pipeline.ipynb #dde6ae74
+# %% ../../nbs/curation/14_pipeline.ipynb #e9ad1a6e
 @dataclass
 class Curated:
     "What a run of curation left, and the account of it."
@@ -278,7 +281,7 @@ class Curated:
     def _repr_html_(self) -> str:
         return self.funnel().to_html()
 
-# %% ../../nbs/curation/14_pipeline.ipynb #94990ec1
+# %% ../../nbs/curation/14_pipeline.ipynb #44311304
 class _Clock:
     "Seconds by step."
 
