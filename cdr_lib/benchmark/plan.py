@@ -6,7 +6,7 @@
 __all__ = ['CorpusPart', 'QueryPart', 'CandidatePart', 'Simulated', 'AnnotationPart', 'SynthesisPart', 'TrainingPart',
            'RerankerPart', 'ClassifierPart', 'JudgePart', 'FreezePart', 'BenchmarkPlan']
 
-# %% ../../nbs/benchmark/11_plan.ipynb #37ddb04c
+# %% ../../nbs/benchmark/11_plan.ipynb #445e3417
 import types
 import typing
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from .verdicts import Verdict
 from ..core.config import CdrError, data_dir
 from ..core.conversation import BadRecord
 
-# %% ../../nbs/benchmark/11_plan.ipynb #b306b7c3
+# %% ../../nbs/benchmark/11_plan.ipynb #6ff70e74
 @dataclass(frozen=True)
 class CorpusPart:
     "The conversations."
@@ -64,7 +64,7 @@ class Simulated:
 class AnnotationPart:
     "People, whenever they are asked."
 
-    annotators: int = 3  # verdicts of different people that a pair gets, fewer once the majority is certain
+    annotators: int = 3  # verdicts of different people that a pair gets; fewer where the majority is certain before
     least: int = 2  # equal verdicts that a decision needs
     simulated: Simulated | None = None  # None: people, through `cdr annotate`
 
@@ -80,13 +80,14 @@ class SynthesisPart:
 class TrainingPart:
     "How a model of pairs is trained."
 
+    kind: Literal["cross", "turns"] = "cross"  # a cross-encoder, or a small network on message vectors, for small machines
     base: str = "minilm"  # a cross-encoder or an encoder, by name or folder
-    epochs: int = 3
+    epochs: int | None = None  # None: 3; 10 for turns
     batch_size: int = 32
-    learning_rate: float = 2e-5
-    frozen: int | None = None
+    learning_rate: float | None = None  # None: 2e-5; 2e-3 for turns
+    frozen: int | None = None  # lowest layers that stay as they are
     dropout: float | None = None
-    max_length: int = 8192
+    max_length: int | None = None  # tokens of a pair; None: 8192, at most what the model reads
     valid: float = 0.1  # share of the conversations
 
 
@@ -95,9 +96,8 @@ class RerankerPart:
     "The model that maps queries to conversations."
 
     model: str | None = None  # a trained one, by name or folder; None: it is trained here
-    reads: Literal["text", "acts"] = "text"  # the conversation, or a digest of who does what, for small machines
     training: TrainingPart = TrainingPart()
-    first: str = "bm25"  # the search before it: names of retrievers, joined by "+" to fuse them
+    first: str = "bm25"  # the search before it: bm25, or the name of an encoder
     depth: int = 100  # hits of that search which are scored
     threshold: float = 0.9
     most: int = 50  # a query with more conversations is too general
@@ -131,7 +131,7 @@ class FreezePart:
     limits: tuple[str, ...] = ()  # what a user must know, a sentence each
     tokenizer: str = "minilm"
 
-# %% ../../nbs/benchmark/11_plan.ipynb #10b4eb26
+# %% ../../nbs/benchmark/11_plan.ipynb #73ddebc9
 def _fits(value: Any, hint: Any, where: str) -> Any:
     "The value as its type wants it, or an error."
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
@@ -172,7 +172,7 @@ def _read(cls: type, value: Any, where: str) -> Any:
     hints = typing.get_type_hints(cls)
     return cls(**{name: _fits(item, hints[name], f"{where}.{name}") for name, item in value.items()})
 
-# %% ../../nbs/benchmark/11_plan.ipynb #5bccfa6e
+# %% ../../nbs/benchmark/11_plan.ipynb #63993331
 def _at_least(plan: Any, bounds: Mapping[str, float], where: str) -> None:
     for name, least in bounds.items():
         value = getattr(plan, name)
@@ -188,6 +188,7 @@ class BenchmarkPlan:
     name: str = "benchmark"
     seed: int = 0
     date: str | None = None  # the time that verdicts of machines bear, so that a build can be repeated; None: the real one
+    device: str | None = None  # of models; None: a GPU if there is one
     llm: Mapping[str, Any] | None = None  # arguments of `LLM`, for queries and synthesis; None: by rule
     queries: QueryPart = QueryPart()
     candidates: CandidatePart = CandidatePart()
