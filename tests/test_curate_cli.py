@@ -260,15 +260,16 @@ def test_forty_thousand_sources(tmp_path):
 def test_interrupted_and_two_at_once(tmp_path):
     write_dirty(dirty_corpus(600, seed=5), tmp_path / "raw")
     words = ["curate", str(tmp_path / "raw"), "--config", "duplicates", "--out", str(tmp_path / "out"), "--quiet"]
-    run = subprocess.Popen([sys.executable, "-c", f"from cdr_lib.cli import main; raise SystemExit(main({words!r}))"],
-                           stderr=subprocess.PIPE, text=True)
+    # In a group of its own, which is interrupted as a terminal does it: with its workers.
+    code = f"from cdr_lib.cli import main\nif __name__ == '__main__': raise SystemExit(main({[*words, '--workers', '2']!r}))"
+    run = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, start_new_session=True)
     while not list((tmp_path / "out").glob("pool/*/00000.parquet")):
         assert run.poll() is None
         time.sleep(0.002)
-    os.kill(run.pid, signal.SIGSTOP)
+    os.killpg(run.pid, signal.SIGSTOP)
     assert "another run works in this folder" in refused(*words[1:-1])
-    os.kill(run.pid, signal.SIGINT)
-    os.kill(run.pid, signal.SIGCONT)
+    os.killpg(run.pid, signal.SIGINT)
+    os.killpg(run.pid, signal.SIGCONT)
     error = run.stderr.read()
     assert run.wait() == 130 and error == "cdr: interrupted; the same call goes on where this one stopped\n"
     assert not (tmp_path / "out" / "corpus").exists()

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['measure_shard', 'write_part', 'Curated', 'curate']
 
-# %% ../../nbs/curation/14_pipeline.ipynb #d4eb809b
+# %% ../../nbs/curation/14_pipeline.ipynb #b15ec318
 import contextlib
 import csv
 import hashlib
@@ -14,6 +14,7 @@ import os
 import platform
 import resource
 import shutil
+import signal
 import sys
 import time
 import zipfile
@@ -37,7 +38,7 @@ from .plan import Curation
 from .pool import Pool, _key, _name, _some, open_pool, read_input, read_shard
 from .stages import stage_entry
 
-# %% ../../nbs/curation/14_pipeline.ipynb #37da95be
+# %% ../../nbs/curation/14_pipeline.ipynb #f60ac592
 def measure_shard(
     stage: Stage,
     shard: str,  # path of a shard of the pool
@@ -105,7 +106,7 @@ def write_part(
 
     write_parquet(survivors(), target)
 
-# %% ../../nbs/curation/14_pipeline.ipynb #5d9de3ea
+# %% ../../nbs/curation/14_pipeline.ipynb #25ebad2e
 class _Crew:
     "Whoever does the tasks."
 
@@ -153,8 +154,10 @@ class _Crew:
             from multiprocessing import get_context
 
             if self._pool is None:
-                # Forking a process that has threads, as Arrow's, may hang.
-                self._pool = ProcessPoolExecutor(self.workers, mp_context=get_context("spawn"))
+                # Forking a process that has threads, as Arrow's, may hang. A terminal interrupts all processes at once: this
+                # one answers, the workers end what they are at.
+                self._pool = ProcessPoolExecutor(self.workers, mp_context=get_context("spawn"), initializer=signal.signal,
+                                                 initargs=(signal.SIGINT, signal.SIG_IGN))
             futures = [self._pool.submit(function, *task) for task in tasks]
             try:
                 for future in as_completed(futures):
@@ -173,7 +176,7 @@ class _Crew:
 def _call(function: Callable, task: tuple) -> None:
     function(*task)
 
-# %% ../../nbs/curation/14_pipeline.ipynb #db45998e
+# %% ../../nbs/curation/14_pipeline.ipynb #f3eddf28
 def _digest(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
@@ -234,7 +237,7 @@ def _alone(folder: Path) -> Iterator[None]:
             raise CdrError(f"{folder}: another run works in this folder: wait for it, or choose another") from None
         yield
 
-# %% ../../nbs/curation/14_pipeline.ipynb #e9ad1a6e
+# %% ../../nbs/curation/14_pipeline.ipynb #61c3658c
 @dataclass
 class Curated:
     "What a run of curation left, and the account of it."
@@ -281,7 +284,7 @@ class Curated:
     def _repr_html_(self) -> str:
         return self.funnel().to_html()
 
-# %% ../../nbs/curation/14_pipeline.ipynb #44311304
+# %% ../../nbs/curation/14_pipeline.ipynb #ce24042f
 class _Clock:
     "Seconds by step."
 
