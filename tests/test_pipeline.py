@@ -542,3 +542,13 @@ def test_public_corpora_together(tmp_path):
     assert set(result.counts["source"]) == {"dialogsum", "tau-bench", "mt-bench-101"} and 2_400 < len(result) < 2_700
     assert curate(plan, tmp_path / "out", progress=False).notes == ["nothing has changed: the corpus is the one that is there"]
     assert len(result.ledger()) + len(result) == result.counts.query("stage == 'read'")["in"].sum()
+
+
+def test_a_shared_system_prompt_makes_nobody_a_copy(tmp_path):
+    prompt = "You are a careful assistant of a bank. " * 30
+    chats = [Conversation.make(f"c{number}", ("system", prompt), ("user", f"question {number} about {word}"),
+                               ("assistant", f"an answer on {word}, number {number}"))
+             for number, word in enumerate(("cards", "loans", "savings", "fees"))]
+    write_jsonl(chats, tmp_path / "in.jsonl")
+    done = curate({"stages": ["exact", "fuzzy"]}, tmp_path / "out", tmp_path / "in.jsonl", progress=False)
+    assert len(done) == 4

@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 
 from ..core.config import CdrError, data_dir, file_hash, read_json, write_json
-from ..core.conversation import Conversation, is_blank, render
+from ..core.conversation import Conversation, is_blank
 from ..core.encoders import embed, get_encoder
 from ..core.store import Store
 from .decision import (Alive, Decision, Stage, check_names, check_one, check_share, check_text, check_whole,
@@ -32,7 +32,7 @@ from .pii import KINDS as PII_KINDS
 from .pii import TransformerNames, pii_counts, redact
 from .quality import LABELS, SequenceClassifier, decide, labels_of, load_quality
 from .semantic import NeighbourPairs, memory_size, neighbour_pairs, semantic_duplicates
-from .settle import conversation_ranks
+from .settle import conversation_ranks, talk_text
 from .signals import GOPHER, RULES, SIGNALS, Rule, first_failing, signals
 
 # %% ../../nbs/curation/11b_stages.ipynb #f600ced3
@@ -80,7 +80,7 @@ class Fuzzy(Stage):
         FuzzyConfig(**asdict(self))
 
     def measure(self, conversations: list[Conversation], folder: Path) -> None:
-        sketch((render(chat.turns, "text") for chat in conversations), FuzzyConfig(**asdict(self))).save(folder)
+        sketch(map(talk_text, conversations), FuzzyConfig(**asdict(self))).save(folder)
 
     def decide(self, folders: Sequence[Path], alive: Alive, work: Path, progress: bool = False) -> Decision:
         sketches = Sketches.concat([Sketches.load(folder) for folder in folders])
@@ -117,7 +117,7 @@ class Semantic(Stage):
             raise CdrError(f"semantic: threshold={self.threshold} lies below floor={self.floor}, where pairs are not looked for")
 
     def measure(self, conversations: list[Conversation], folder: Path) -> None:
-        texts = [render(chat.turns, "text") for chat in conversations]
+        texts = list(map(talk_text, conversations))
         some = [row for row, text in enumerate(texts) if not is_blank(text)]
         encoder = _encoder(self.encoder)
         # A vector of zeros is similar to nothing: what shows nothing means nothing.

@@ -186,25 +186,25 @@ def corpus(n: int) -> list:
 
 def visible(chats: list) -> list:
     "Those that every peer can read: with something to see, in scripts with spaces between words."
-    from cdr_lib.core.conversation import render
+    from cdr_lib.curation.settle import talk_text
     from cdr_lib.curation.exact import normal_text
     from cdr_lib.curation.fuzzy import _unspaced
 
-    chats = [chat for chat in chats if normal_text(render(chat.turns, "text"))]
-    unspaced = _unspaced([render(chat.turns, "text") for chat in chats])
+    chats = [chat for chat in chats if normal_text(talk_text(chat))]
+    unspaced = _unspaced([talk_text(chat) for chat in chats])
     return [chat for chat, skip in zip(chats, unspaced) if not skip]
 
 
 def fuzzy_rows(n: int, quick: bool) -> list[dict]:
     import numpy as np
 
-    from cdr_lib.core.conversation import render
+    from cdr_lib.curation.settle import talk_text
     from cdr_lib.curation.dirty import planted
     from cdr_lib.curation.fuzzy import FuzzyConfig, fuzzy_duplicates, score_kept, sketch
     from cdr_lib.curation.settle import preference
 
     chats = visible(corpus(n))
-    texts = [render(chat.turns, "text") for chat in chats]
+    texts = [talk_text(chat) for chat in chats]
     clusters = planted(chats, ("exact", "near"))
     order = np.argsort(preference([len(text) for text in texts], [chat.id for chat in chats]))
     texts, clusters = [texts[i] for i in order], clusters[order]
@@ -249,7 +249,7 @@ def growth_rows(sizes: tuple[int, ...], quick: bool) -> list[dict]:
     "How time grows with the corpus, and how fast exact keys are."
     import numpy as np
 
-    from cdr_lib.core.conversation import render
+    from cdr_lib.curation.settle import talk_text
     from cdr_lib.curation.dirty import dirty_corpus
     from cdr_lib.curation.exact import exact_duplicates, exact_keys
     from cdr_lib.curation.fuzzy import FuzzyConfig, Sketches, fuzzy_duplicates, sketch
@@ -261,7 +261,7 @@ def growth_rows(sizes: tuple[int, ...], quick: bool) -> list[dict]:
         while len(ids) < size:
             chats = list(dirty_corpus(min(10_000, size - len(ids)), start=len(ids)))
             ids += [chat.id for chat in chats]
-            texts = [render(chat.turns, "text") for chat in chats]
+            texts = [talk_text(chat) for chat in chats]
             start = cpu_seconds()
             parts.append(sketch(texts, config))
             sketching += cpu_seconds() - start
