@@ -278,18 +278,17 @@ def test_a_model_augments():
         good,
         {**good, "positive": "find users, whose router is repaired"},
         {name: good[name] for name in list(good)[:2]},
+        {**good, "second_negative": "[the second answer] can be edited here"},
     ]
     with FakeLLM([json.dumps(one) for one in answers]) as server:
         with client(server, concurrency=1, retries=0) as llm:
-            made = augment([query, query, query], {"t1": TALK}, llm)
+            made = augment([query] * 4, {"t1": TALK}, llm)
             assert made.usage == llm.usage
-    assert [one.kind for one in made] == ["role", "order", "outcome", "paraphrase"] and [
-        one.relevant for one in made
-    ] == [False] * 3 + [True]
-    assert all(one.of == "q" for one in made)
-    assert (
-        "two of the five queries are the same" in made.rejected[0].reason and "schema_error" in made.rejected[1].reason
-    )
+    assert [one.kind for one in made] == ["role", "order", "outcome", "paraphrase"]
+    assert [one.relevant for one in made] == [False] * 3 + [True] and all(one.of == "q" for one in made)
+    reasons = [one.reason for one in made.rejected]
+    assert "two of the five queries are the same" in reasons[0] and "schema_error" in reasons[1]
+    assert reasons[2] == "order: it has hardly a word of the query"
 
 
 def reply_of(turns):

@@ -7,7 +7,7 @@ __all__ = ['NEGATIVES', 'Act', 'load_acts', 'Step', 'find_acts', 'holds', 'Gener
            'query_faults', 'QueryReply', 'generate_queries', 'AugmentReply', 'augment', 'MadeLimits', 'distance',
            'made_faults', 'MadeMessage', 'MadeReply', 'Synthesis', 'synthesise', 'read_query']
 
-# %% ../../nbs/benchmark/06_generate.ipynb #78948a50
+# %% ../../nbs/benchmark/06_generate.ipynb #eacd8c8e
 import math
 import re
 from collections import Counter
@@ -31,7 +31,7 @@ from ..core.prompts import load_prompt
 from ..core.reply import Usage
 from ..curation.pii import find_pii, redact
 
-# %% ../../nbs/benchmark/06_generate.ipynb #d89708fd
+# %% ../../nbs/benchmark/06_generate.ipynb #3babdab4
 _SPEAKERS = ("user", "assistant")
 _ACT_FIELDS = {"role", "area", "find", "unless", "say", "opposite", "write"}
 
@@ -113,7 +113,7 @@ def load_acts(
             raise CdrError(f"{path}, {act.id}: the opposite {act.opposite!r} is no act of the {act.role}")
     return acts
 
-# %% ../../nbs/benchmark/06_generate.ipynb #498ef6d4
+# %% ../../nbs/benchmark/06_generate.ipynb #876197cc
 class Step(NamedTuple):
     "An act by a speaker."
 
@@ -151,7 +151,7 @@ def holds(
         at = later[0]
     return True
 
-# %% ../../nbs/benchmark/06_generate.ipynb #8593f9b4
+# %% ../../nbs/benchmark/06_generate.ipynb #d13f9fc0
 @dataclass(frozen=True)
 class GeneratedQuery:
     "A query that was made for a conversation, or against it."
@@ -214,7 +214,7 @@ def _made(text: str, conversation: str, how: str, **more: Any) -> GeneratedQuery
     kind = more.get("kind", "positive")
     return GeneratedQuery(f"g{text_hash(conversation, kind, text)[:10]}", text, conversation, how, **more)
 
-# %% ../../nbs/benchmark/06_generate.ipynb #7d141986
+# %% ../../nbs/benchmark/06_generate.ipynb #165b4c96
 _OPENINGS = (("Find conversations where", "Conversations in which"), ("Show me sessions in which", "Find chats where"),
              ("Conversations where", "Look for dialogues in which"), ("I want to see chats in which", "Sessions where"))
 
@@ -258,7 +258,7 @@ def _word_query(
             f"the {steps[0].role} {says[0]} and then the {steps[1].role} {says[1]}"
     return f"{opening} {words}"
 
-# %% ../../nbs/benchmark/06_generate.ipynb #cd9ff658
+# %% ../../nbs/benchmark/06_generate.ipynb #dde1a46f
 _WORD = re.compile(r"[^\W\d_]+(?:['\u2019][^\W\d_]+)?")
 _DULL = frozenset("""
     about above after again already also always another anything around because been before being between both cannot
@@ -348,7 +348,7 @@ def _checked(conversations: Iterable[Conversation]) -> list[Conversation]:
         raise CdrError(f"the conversation {twice[0]!r} is given twice: ids must be distinct")
     return conversations
 
-# %% ../../nbs/benchmark/06_generate.ipynb #36e63289
+# %% ../../nbs/benchmark/06_generate.ipynb #bd60e12a
 def quoted(
     text: str,
     tag: str,  # of the block in the prompt
@@ -439,7 +439,7 @@ def _queries_by_rule(
             rejected.append(Rejected(one.id, "", "no act that the rule knows stands in it"))
     return Generation(tuple(queries), tuple(rejected))
 
-# %% ../../nbs/benchmark/06_generate.ipynb #40d3572b
+# %% ../../nbs/benchmark/06_generate.ipynb #10bbd06c
 class AugmentReply(BaseModel):
     "What the prompt for negatives and the paraphrase asks for."
 
@@ -506,7 +506,13 @@ def augment(
 def _augment_faults(query: GeneratedQuery, texts: Mapping[str, str], conversation: Conversation) -> list[str]:
     plain = [" ".join(_plain(text)) for text in (query.text, *texts.values())]
     faults = ["two of the five queries are the same"] if len(set(plain)) < len(plain) else []
-    return faults + [f"{kind}: {fault}" for kind, text in texts.items() for fault in query_faults(text, conversation)]
+    wanted = set(_content(query.text))
+    for kind, text in texts.items():
+        faults += [f"{kind}: {fault}" for fault in query_faults(text, conversation)]
+        # What shares nothing with the query is an easy negative, if it is one at all.
+        if kind != "paraphrase" and 5 * len(wanted & set(_content(text))) < len(wanted):
+            faults.append(f"{kind}: it has hardly a word of the query")
+    return faults
 
 
 def _changes(query: GeneratedQuery, acts: Mapping[str, Act], words: Sequence[str],
@@ -560,7 +566,7 @@ def _augment_by_rule(
                           topic=one.topic, frame=one.frame))
     return Generation(tuple(made), tuple(rejected))
 
-# %% ../../nbs/benchmark/06_generate.ipynb #6aa49a31
+# %% ../../nbs/benchmark/06_generate.ipynb #5da64a07
 @dataclass(frozen=True)
 class MadeLimits:
     "What a made conversation may be like, measured against its reference."
@@ -631,7 +637,7 @@ def made_faults(
             faults.append(f"it repeats the query: {run!r}")
     return faults
 
-# %% ../../nbs/benchmark/06_generate.ipynb #d59a017d
+# %% ../../nbs/benchmark/06_generate.ipynb #fe432415
 class MadeMessage(BaseModel):
     "One message of a made conversation."
 
@@ -708,16 +714,23 @@ def synthesise(
                 return Synthesis(text, reference.id, made, (), llm.model, attempt, usage)
     return Synthesis(text, reference.id, None, tuple(faults), llm.model, tries, usage)
 
-# %% ../../nbs/benchmark/06_generate.ipynb #43b3086f
+# %% ../../nbs/benchmark/06_generate.ipynb #7bc0b52a
 _ENDINGS = re.compile(r"(?:ing|ied|ies|ed|es|s)$")
-_SMALL = frozenset(
-    "a an the of to and or in on for with that this it its is are was be by at as who where which what when not "
-    "user assistant find conversation chat session say tell first then later after afterwards has have does".split()
-)
+_SMALL = """
+    a an the of to and or in on for with that this it its is are was be by at as who where which what when not user
+    assistant find conversation chat session say tell first then later after afterwards has have does"""
 
 
 def _stems(text: str) -> list[str]:
     return [_ENDINGS.sub("", word) if len(word) > 4 else word for word in _plain(text.replace("\u2019", "'"))]
+
+
+_SMALL_STEMS = frozenset(_stems(_SMALL))
+
+
+def _content(text: str) -> list[str]:
+    "Stems of the words that carry what is asked."
+    return [stem for stem in _stems(text) if stem not in _SMALL_STEMS]
 
 
 def read_query(
@@ -726,7 +739,6 @@ def read_query(
     share: float = 0.75,  # of the words of a wording that the query must hold
 ) -> tuple[Step, ...]:  # at most two, in the order of the text
     "The acts that a query asks for, as far as its words show them."
-    small = {_ENDINGS.sub("", word) if len(word) > 4 else word for word in _SMALL}
     stems = _stems(text)
     place = {stem: number for number, stem in reversed(list(enumerate(stems)))}
     speakers = [(number, "user" if stem.startswith("user") else "assistant") for number, stem in enumerate(stems)
@@ -736,7 +748,7 @@ def read_query(
         at = act.place(text)
         best, first = (0.0, 0) if at is None else (1.0, len(_plain(text[:at])))
         for say in act.say:
-            wanted = {stem for stem in _stems(say) if stem not in small}
+            wanted = set(_content(say))
             have = wanted & set(stems)
             if len(have) >= min(2, len(wanted)) and len(have) / len(wanted) > best:
                 best, first = len(have) / len(wanted), min(place[stem] for stem in have)
