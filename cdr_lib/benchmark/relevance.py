@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['calibration_curve', 'RelevanceClassifier', 'uncertain', 'against_order', 'inconsistent', 'review_queue', 'override']
 
-# %% ../../nbs/benchmark/08_relevance.ipynb #a7b93162
+# %% ../../nbs/benchmark/08_relevance.ipynb #1ad525f8
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,7 @@ from ..core.conversation import Conversation
 from ..core.encoders import Reranker
 from ..core.store import Store
 
-# %% ../../nbs/benchmark/08_relevance.ipynb #5bfae220
+# %% ../../nbs/benchmark/08_relevance.ipynb #6eabce53
 def calibration_curve(
     labels,  # 1 relevant, 0 not: [n]
     scores,  # probabilities: [n]
@@ -42,7 +42,7 @@ def calibration_curve(
     frame.attrs["ece"] = float((frame["n"] * (frame["score"] - frame["relevant"]).abs()).sum() / len(labels))
     return frame
 
-# %% ../../nbs/benchmark/08_relevance.ipynb #f4be762b
+# %% ../../nbs/benchmark/08_relevance.ipynb #7ef65449
 class RelevanceClassifier:
     "Says for each pair of query and conversation how probable it is that people would call it relevant."
 
@@ -130,7 +130,7 @@ class RelevanceClassifier:
         found = self.trained.validation
         return calibration_curve(found["label"], found["score"], bins)
 
-# %% ../../nbs/benchmark/08_relevance.ipynb #0709ba2a
+# %% ../../nbs/benchmark/08_relevance.ipynb #94fff963
 def uncertain(
     judged: pd.DataFrame,  # with confidence, see `RelevanceClassifier.judge`
     below: float = 0.9,
@@ -191,7 +191,7 @@ def review_queue(
                    "queue": len(queue)}
     return queue
 
-# %% ../../nbs/benchmark/08_relevance.ipynb #9f41059c
+# %% ../../nbs/benchmark/08_relevance.ipynb #ba615cf9
 def override(
     judged: pd.DataFrame,  # query, conversation, relevant, probability
     decisions: pd.DataFrame,  # query, conversation, verdict: relevant, irrelevant or no consensus, see `majority`
@@ -199,7 +199,7 @@ def override(
     "Final verdicts; `attrs` counts what people confirmed, changed, discarded and added."
     known = ("relevant", "irrelevant", "no consensus")
     if wrong := set(decisions["verdict"]) - set(known):
-        raise CdrError(f"override: verdict {sorted(wrong)[0]!r} is unknown: it must be one of {', '.join(known)}")
+        raise CdrError(f"override: verdict {min(wrong)!r} is unknown: it must be one of {', '.join(known)}")
     pair = ["query", "conversation"]
     for what, frame in (("judged", judged), ("decisions", decisions)):
         if (twice := frame.duplicated(pair)).any():
