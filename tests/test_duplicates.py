@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdr_lib.core.config import CdrError
-from cdr_lib.core.conversation import Conversation
+from cdr_lib.core.conversation import Conversation, Turn
 from cdr_lib.curation.exact import drop_exact, exact_duplicates, exact_keys, normal_text, repeated_turns
 from cdr_lib.curation.fuzzy import (
     FuzzyConfig,
@@ -28,7 +28,7 @@ from cdr_lib.curation.fuzzy import (
     sketch,
 )
 from cdr_lib.curation.semantic import drop_semantic, neighbour_pairs, semantic_duplicates
-from cdr_lib.curation.settle import Duplicates, preference, settle, settle_groups
+from cdr_lib.curation.settle import Duplicates, in_evaluation, preference, settle, settle_groups
 
 
 def chats(texts: dict, split: dict | None = None) -> list[Conversation]:
@@ -280,7 +280,7 @@ def test_CUR_14_kinds_near_copies_in_scripts_without_spaces(text):
 SCRIPT = """
 import json, sys
 import numpy as np
-from cdr_lib.core.conversation import Conversation
+from cdr_lib.core.conversation import Conversation, Turn
 from cdr_lib.curation.exact import drop_exact, exact_keys
 from cdr_lib.curation.fuzzy import drop_fuzzy, sketch
 from cdr_lib.curation.semantic import neighbour_pairs, semantic_duplicates
@@ -663,3 +663,10 @@ def test_crowded_buckets_miss_no_similar_pair(seed, threshold):
         if np.float32(jaccard(truth[i], truth[j])) >= np.float32(threshold)
     }
     assert wanted <= set(zip(early.tolist(), late.tolist()))
+
+
+@pytest.mark.parametrize("split, held_out", [("TEST ", True), ("test_seen", True), ("dev-clean", True), ("validation", True),
+                                             ("train", False), ("", False), ("testimonials", False), ("unseen_test", True)])
+def test_a_split_is_known_by_a_word(split, held_out):
+    chat = Conversation("c", (Turn("user", "hello"),), meta={"split": split})
+    assert in_evaluation(chat) == held_out

@@ -7,6 +7,7 @@ __all__ = ['EVALUATION_SPLITS', 'preference', 'Duplicates', 'settle', 'settle_gr
            'conversation_ranks', 'split_dropped']
 
 # %% ../../nbs/curation/01_settle.ipynb #b0acde76
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -241,8 +242,8 @@ EVALUATION_SPLITS = ("test", "testing", "dev", "development", "val", "valid", "v
 
 
 def in_evaluation(conversation: Conversation) -> bool:
-    'Whether `meta["split"]` names an evaluation split (one of `EVALUATION_SPLITS`, in any case).'
-    return str(conversation.meta.get("split", "")).lower() in EVALUATION_SPLITS
+    'Whether a word of `meta["split"]` is one of `EVALUATION_SPLITS`, in any case: "Test", "test_seen".'
+    return not set(re.findall("[a-z]+", str(conversation.meta.get("split", "")).lower())).isdisjoint(EVALUATION_SPLITS)
 
 
 def talk_text(conversation: Conversation) -> str:
