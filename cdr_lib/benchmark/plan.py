@@ -6,7 +6,7 @@
 __all__ = ['CorpusPart', 'QueryPart', 'CandidatePart', 'Simulated', 'AnnotationPart', 'SynthesisPart', 'TrainingPart',
            'RerankerPart', 'ClassifierPart', 'JudgePart', 'FreezePart', 'BenchmarkPlan']
 
-# %% ../../nbs/benchmark/11_plan.ipynb #445e3417
+# %% ../../nbs/benchmark/11_plan.ipynb #acf1f6b5
 import types
 import typing
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from .verdicts import Verdict
 from ..core.config import CdrError, data_dir
 from ..core.conversation import BadRecord
 
-# %% ../../nbs/benchmark/11_plan.ipynb #6ff70e74
+# %% ../../nbs/benchmark/11_plan.ipynb #c0c1f9ef
 @dataclass(frozen=True)
 class CorpusPart:
     "The conversations."
@@ -97,6 +97,8 @@ class RerankerPart:
 
     model: str | None = None  # a trained one, by name or folder; None: it is trained here
     training: TrainingPart = TrainingPart()
+    lessons: Literal["generated", "own", "both"] = "generated"  # own: from the test collection's queries that were not drawn
+    negatives: int = 8  # wrong pairs for each right one of those queries
     first: str = "bm25"  # the search before it: bm25, or the name of an encoder
     depth: int = 100  # hits of that search which are scored
     threshold: float = 0.9
@@ -131,7 +133,7 @@ class FreezePart:
     limits: tuple[str, ...] = ()  # what a user must know, a sentence each
     tokenizer: str = "minilm"
 
-# %% ../../nbs/benchmark/11_plan.ipynb #73ddebc9
+# %% ../../nbs/benchmark/11_plan.ipynb #1dbf5d89
 def _fits(value: Any, hint: Any, where: str) -> Any:
     "The value as its type wants it, or an error."
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
@@ -172,7 +174,7 @@ def _read(cls: type, value: Any, where: str) -> Any:
     hints = typing.get_type_hints(cls)
     return cls(**{name: _fits(item, hints[name], f"{where}.{name}") for name, item in value.items()})
 
-# %% ../../nbs/benchmark/11_plan.ipynb #63993331
+# %% ../../nbs/benchmark/11_plan.ipynb #166649ad
 def _at_least(plan: Any, bounds: Mapping[str, float], where: str) -> None:
     for name, least in bounds.items():
         value = getattr(plan, name)
@@ -209,7 +211,7 @@ class BenchmarkPlan:
         _at_least(self.candidates, {"k": 1}, "candidates")
         _at_least(self.annotation, {"annotators": 1, "least": 1}, "annotation")
         _at_least(self.synthesis, {"references": 0}, "synthesis")
-        _at_least(self.reranker, {"depth": 1, "most": 1, "threshold": 0}, "reranker")
+        _at_least(self.reranker, {"depth": 1, "most": 1, "threshold": 0, "negatives": 1}, "reranker")
         _at_least(self.classifier, {"generated": 0, "below": 0}, "classifier")
         _at_least(self.judges, {"least": 1}, "judges")
         if not self.candidates.retrievers:
@@ -220,6 +222,9 @@ class BenchmarkPlan:
         if self.reranker.model is None and not self.corpus.training:
             raise CdrError("corpus.training: a reranker is to be trained, and needs conversations for that; or name one that "
                            "is trained under reranker.model")
+        if self.reranker.lessons != "generated" and self.queries.source != "own":
+            raise CdrError(f"reranker.lessons: {self.reranker.lessons}: there are queries with known relevance only with "
+                           "queries.source: own")
         number = self.judges.rule + len(self.judges.llms) + len(self.judges.simulated)
         if 0 < number < self.judges.least:
             raise CdrError(f"judges.least: {self.judges.least} votes cannot come from {number} judges")
