@@ -208,9 +208,10 @@ def test_judgements_of_something_else_are_not_taken_over(tmp_path):
         changed = {**TALKS, "c1": Conversation.make("c1", ("user", "I'm calm."))}
         judge_pairs(panel(server, ["a"]), PAIRS[:4], QUERIES, changed, out=out)
         assert len(server.requests) == 5
-        judge_pairs(panel(server, ["a"]), PAIRS[:4], {**QUERIES, "q0": "Find users who are calm"}, changed, out=out)
+        others = {**QUERIES, "q0": "Find users who are calm"}
+        judge_pairs(panel(server, ["a"]), PAIRS[:4], others, changed, out=out)
         assert len(server.requests) == 9
-        judge_pairs(panel(server, ["a"], seed=7), PAIRS[:4], {**QUERIES, "q0": "Find users who are calm"}, changed, out=out)
+        judge_pairs(panel(server, ["a"], seed=7), PAIRS[:4], others, changed, out=out)
         assert len(server.requests) == 13
         judge_pairs([RuleJudge("b")], PAIRS[:4], QUERIES, changed, out=out)
         again = judge_pairs([RuleJudge("b")], PAIRS[:4], QUERIES, changed, out=out)
