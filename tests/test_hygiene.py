@@ -12,7 +12,7 @@ from cdr_lib.core.config import project_root
 ROOT = project_root()
 # An import only ever points down, inside a package to a lower number.
 LAYERS = {"core": 0, "retrieval": 1, "curation": 1, "evaluation": 2, "pkicr": 3, "d2d": 3, "benchmark": 3,
-          "reporting": 4, "cli_curation": 5, "cli_d2d": 5, "cli_pkicr": 5, "cli": 6}
+          "reporting": 4, "cli_benchmark": 5, "cli_curation": 5, "cli_d2d": 5, "cli_pkicr": 5, "cli": 6}
 
 
 def tracked() -> list[Path]:
