@@ -6,7 +6,7 @@
 __all__ = ['labelled_pairs', 'check_pairs', 'random_negatives', 'judged_pairs', 'Split', 'split_by_conversation', 'Trained',
            'pair_texts', 'train_reranker', 'load_reranker', 'score_pairs', 'decide_pairs', 'map_pairs']
 
-# %% ../../nbs/benchmark/07_reranker.ipynb #19065a6c
+# %% ../../nbs/benchmark/07_reranker.ipynb #7691ef04
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from ..core.store import Store, vector_keys
 from ..core.training import average_precision, train, training_curve
 from ..retrieval.run import Run
 
-# %% ../../nbs/benchmark/07_reranker.ipynb #878e1530
+# %% ../../nbs/benchmark/07_reranker.ipynb #789d6c82
 _PAIR = ["text", "conversation", "label"]
 
 
@@ -69,7 +69,7 @@ def _both_classes(pairs: pd.DataFrame, what: str, hint: str) -> None:
         only = "no pairs" if not len(pairs) else f"only {'right' if right else 'wrong'} pairs ({len(pairs):,})"
         raise CdrError(f"{what} holds {only}: {hint}")
 
-# %% ../../nbs/benchmark/07_reranker.ipynb #b90467a3
+# %% ../../nbs/benchmark/07_reranker.ipynb #2d0f894f
 def random_negatives(
     pairs: pd.DataFrame,  # text, conversation, label
     conversations: Mapping[str, Conversation],
@@ -96,7 +96,7 @@ def random_negatives(
                 left -= 1
     return pd.DataFrame(rows, columns=_PAIR)
 
-# %% ../../nbs/benchmark/07_reranker.ipynb #36a0ad34
+# %% ../../nbs/benchmark/07_reranker.ipynb #83979955
 def judged_pairs(
     queries: Mapping[str, str],  # {query id: text}
     qrels: Mapping[str, Mapping[str, int]],  # query -> conversation -> grade; right above 0, wrong at 0 and below
@@ -113,7 +113,7 @@ def judged_pairs(
             rows += [(queries[query], id, 0) for id in [id for id, _ in run[query] if id not in grades][:n]]
     return pd.DataFrame(rows, columns=_PAIR)
 
-# %% ../../nbs/benchmark/07_reranker.ipynb #35814741
+# %% ../../nbs/benchmark/07_reranker.ipynb #4deae936
 class Split(NamedTuple):
     "Pairs to learn from and pairs to judge by; no conversation is on both sides."
 
@@ -139,7 +139,7 @@ def split_by_conversation(
     kept = pairs["conversation"].map(content).isin(drawn)
     return Split(pairs[~kept].reset_index(drop=True), pairs[kept].reset_index(drop=True))
 
-# %% ../../nbs/benchmark/07_reranker.ipynb #f63f9b9e
+# %% ../../nbs/benchmark/07_reranker.ipynb #10f87bc9
 @dataclass(frozen=True)
 class Trained:
     "A trained model of pairs with what it was judged by."
@@ -276,7 +276,7 @@ def _validation(path: Path, valid: pd.DataFrame, texts: list, device: str | None
         found.to_parquet(temporary, compression="zstd")
     return found
 
-# %% ../../nbs/benchmark/07_reranker.ipynb #1e12b815
+# %% ../../nbs/benchmark/07_reranker.ipynb #4a7f2db5
 _CHUNK = 512  # pairs that a reranker gets at once
 _FLUSH = 10.0  # seconds between two writes to the store
 
@@ -327,7 +327,7 @@ def _keep(store: Store, keys, waiting: list[np.ndarray], scores: np.ndarray) -> 
     places = np.concatenate(waiting)
     store.put_many(keys[places], scores[places, None])
 
-# %% ../../nbs/benchmark/07_reranker.ipynb #29362051
+# %% ../../nbs/benchmark/07_reranker.ipynb #28e0b222
 _MAPPED = ["query", "conversation", "rank", "score"]
 
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['turn_network', 'MessageVectors', 'TurnLearner', 'train_turns', 'TurnReranker']
 
-# %% ../../nbs/benchmark/06b_turns.ipynb #2386d171
+# %% ../../nbs/benchmark/06b_turns.ipynb #d2bd36e4
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ..core.models import pick_device
 from ..core.store import Store
 from ..core.training import check_labels, learn, own_chance, plan_batches
 
-# %% ../../nbs/benchmark/06b_turns.ipynb #df1967b9
+# %% ../../nbs/benchmark/06b_turns.ipynb #3cbfd920
 _POSITIONS = 64
 
 
@@ -61,7 +61,7 @@ def turn_network(
 
     return TurnNetwork()
 
-# %% ../../nbs/benchmark/06b_turns.ipynb #9553edc5
+# %% ../../nbs/benchmark/06b_turns.ipynb #30ed43eb
 _CODE = 1  # raise whenever a change to this module can change weights or scores
 _REMEMBERED = 1 << 18  # texts whose vectors are held
 
@@ -159,7 +159,7 @@ class TurnLearner:
         write_json(folder / "turns.json", {"encoder": self.name, "encoder_id": _encoder_id(self.vectors.encoder),
                                            "shape": self.shape, "code": _CODE})
 
-# %% ../../nbs/benchmark/06b_turns.ipynb #fa762e73
+# %% ../../nbs/benchmark/06b_turns.ipynb #5c056efb
 def train_turns(
     encoder: str,  # its name for `get_encoder`
     pairs: Sequence[tuple[str, str]],  # query and conversation, as `render` writes it

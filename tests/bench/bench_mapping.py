@@ -54,15 +54,15 @@ def bench(quick: bool = False) -> list[dict]:
                                           f"1,500 queries x 100 hits: {hours:.2f} h"}
 
     with tempfile.TemporaryDirectory() as folder:
-        few = texts[:: max(1, len(texts) // (400 if quick else 3000))]
+        few = texts[:: max(1, len(texts) // (400 if quick else 1200))]
         # The hash encoder: message vectors are there already in a benchmark, since the first search made them.
         labels = np.arange(len(few)) % 2
         reranker = TurnReranker(train_turns("hash", few[:64], labels[:64], Path(folder) / "turns", 1, device="cpu",
                                             progress=False), "cpu")
-        reranker.score(few)  # the vectors
+        reranker.score(few, progress=False)  # the vectors
         rows.append(row("a network over messages", len(few), _in_turn(
-            few, lambda part: score_pairs(reranker, part, progress=False), lambda pair: reranker.score([pair])[0]), 2.0))
-        few = texts[:: max(1, len(texts) // (48 if quick else 300))]
+            few, lambda part: score_pairs(reranker, part, progress=False), lambda pair: reranker.score([pair], progress=False)[0]), 2.0))
+        few = texts[:: max(1, len(texts) // (16 if quick else 100))]
         with quiet():
             CrossEncoder(packaged_minilm(), num_labels=1, device="cpu", local_files_only=True).save(
                 str(Path(folder) / "model"), create_model_card=False)
