@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Built', 'build', 'truth_table']
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #d3b61427
+# %% ../../nbs/benchmark/13_pipeline.ipynb #f5a8b61b
 import json
 import shutil
 import sys
@@ -29,10 +29,10 @@ from cdr_lib.benchmark.judges import (
 from .plan import BenchmarkPlan, TrainingPart
 from .relevance import RelevanceClassifier, review_queue
 from .reranker import labelled_pairs, map_pairs, train_reranker
-from .verdicts import NO_CONSENSUS, now
+from .verdicts import NO_CONSENSUS
 from cdr_lib.benchmark.workshop import (
-    COLUMNS, PAIR, People, Waiting, Work, digest_of, draw_conversations, draw_queries, own_lessons, pair_table, pairs_of,
-    read_corpus, save_table,
+    COLUMNS, PAIR, People, Waiting, Work, digest_of, draw_conversations, draw_queries, known_patterns, own_lessons, pair_table,
+    pairs_of, read_corpus, save_table,
 )
 from ..core.collection import Collection
 from ..core.config import CdrError, file_hash, json_dumps, text_hash, write_json, write_text
@@ -45,7 +45,7 @@ from ..curation.pipeline import _alone
 from ..retrieval.run import Run
 from ..retrieval.search import search
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #39495945
+# %% ../../nbs/benchmark/13_pipeline.ipynb #5c2ce13e
 @dataclass
 class Built:
     "A benchmark, or what it waits for, with the account of how it came about."
@@ -61,6 +61,10 @@ class Built:
     frozen: Path | None = None  # folder of the benchmark
     waiting: tuple[str, int] | None = None  # round, and pairs that need verdicts of people
     notes: list[str] = field(default_factory=list)  # what was done again and why
+    models: Mapping[str, Path] = field(default_factory=dict)  # reranker, classifier: folders, see `training_curve`
+    scored: pd.DataFrame | None = None  # all pairs that the reranker read, see `map_pairs`
+    judged: pd.DataFrame | None = None  # what the classifier said, with `why` for the pairs that people reviewed
+    checked: pd.DataFrame | None = None  # what the judges said, see `cross_check`
 
     def table(self) -> Table:
         "The funnel."
@@ -69,7 +73,7 @@ class Built:
     def _repr_html_(self) -> str:
         return self.table().to_html()
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #7394d651
+# %% ../../nbs/benchmark/13_pipeline.ipynb #0cc7a8ad
 def _train_settings(part: TrainingPart, plan: BenchmarkPlan) -> dict:
     return {**asdict(part), "seed": plan.seed, "device": plan.device}
 
@@ -80,7 +84,7 @@ class _Build:
     def __init__(self, plan: BenchmarkPlan, out: Path, corpus: Collection | None, llm: LLM | None, judges: Sequence[Judge] | None,
                  store: Store | None, progress: bool):
         self.plan, self.out, self.progress, self.notes = plan, out, progress, []
-        self.work, self.store, self.time = Work(out, self.say), store or Store(), plan.date or now()
+        self.work, self.store = Work(out, self.say, plan.date), store or Store()
         self.llm, self.judges, self.given = llm, judges, corpus
         if llm is None and plan.llm is not None:
             self.llm = LLM(**{"cache": out / "work" / "replies.jsonl", **plan.llm})
@@ -92,6 +96,8 @@ class _Build:
         self.round_of: dict[tuple[str, str], str] = {}
         self.people: People | None = None
         self.known: dict | None = None
+        self.models: dict[str, Path] = {}
+        self.mapped = self.judged = self.checked = None
 
     def say(self, text: str) -> None:
         self.notes.append(text)
@@ -115,9 +121,10 @@ class _Build:
             self.settled[pair], self.round_of[pair] = verdict, round
         return found
 
-    def verdicts(self, frame: pd.DataFrame, judge: str, kind: str, round: str, verdict: Any, score: str, reason: str) -> None:
+    def verdicts(self, frame: pd.DataFrame, judge: str, kind: str, round: str, verdict: Any, score: str, time: str,
+                 reason: str = "") -> None:
         self.machine.append(frame[PAIR].assign(judge=judge, kind=kind, verdict=verdict, score=frame[score], reason=reason,
-                                                time=self.time, round=round)[COLUMNS])
+                                                time=time, round=round)[COLUMNS])
 
     # What follows are the stages, in their order.
 
@@ -152,7 +159,7 @@ class _Build:
         if self.plan.queries.source == "own":
             self.known = {query: {id: grade for id, grade in own.qrels.get(query, {}).items() if id in self.conversations}
                           for query in self.queries}
-        self.people = People(self.plan, self.out, self.known, self.time)
+        self.people = People(self.plan, self.out, self.known)
 
     def candidates(self) -> None:
         part = self.plan.candidates
@@ -184,12 +191,15 @@ class _Build:
         # The candidates come first as patterns; a query without any takes the first conversations.
         tries = {query: (best.get(query) or sorted(self.conversations))[:number] for query in without}
 
-        def make(folder: Path) -> dict:
+        def make(folder: Path) -> None:
             made, rows = [], []
+            sample = self.plan.corpus.path == "sample" and self.given is None and self.llm is None
+            patterns = known_patterns({query: self.queries[query] for query in without}) if sample and number else {}
             for query in tqdm(without, "synthesis", disable=not self.progress or not number):
                 asked = GeneratedQuery(query, self.queries[query], "", "", steps=self.steps_of[query])
                 for reference in tries[query]:
-                    found = synthesise(asked, self.conversations[reference], self.llm, seed=self.plan.seed)
+                    found = synthesise(asked, self.conversations[reference], self.llm, seed=self.plan.seed,
+                                       pattern=patterns.get(query))
                     rows.append((query, reference, found.conversation.id if found.ok else "", "; ".join(found.faults), found.how))
                     if found.ok:
                         made.append(found.conversation)
@@ -239,6 +249,8 @@ class _Build:
                 return {"average_precision": trained.average_precision, "counts": trained.counts}
 
             folder, key, self.reranker_about = self.work.stage("reranker", settings, [key], make_model)
+            self.reranker_about.pop("time")
+            self.models["reranker"] = folder / "model"
             model: Any = folder / "model"
         else:
             model = plan.path(part.model) if plan.path(part.model).is_dir() else part.model
@@ -261,7 +273,8 @@ class _Build:
         why = self.mapped["reason"].value_counts()
         self.count("mapping", "pairs", len(self.mapped), len(kept), below_the_threshold=why.get("score", 0),
                    too_general=why.get("too general", 0))
-        self.verdicts(kept, "reranker", "model", "mapping", "relevant", "score", f"score above {part.threshold:g}")
+        self.verdicts(kept, "reranker", "model", "mapping", "relevant", "score", about["time"],
+                      f"score above {part.threshold:g}")
         self.left = kept.reset_index(drop=True)
         self.stands("reranker", "mapping", pairs_of(kept))
 
@@ -271,7 +284,7 @@ class _Build:
         earlier = Counter(verdict for verdict in said if verdict)
         self.vouched = {pair for pair, verdict in zip(pairs_of(self.left), said) if verdict == "relevant"}
         # What people have looked at is decided, either way.
-        self.left = self.left[[verdict is None for verdict in said]].reset_index(drop=True)
+        self.left = self.left[np.array([verdict is None for verdict in said], dtype=bool)].reset_index(drop=True)
         self.stands("people's verdicts", "mapping", [*self.vouched, *pairs_of(self.left)])
         taught = [(self.queries[query], id, int(verdict == "relevant")) for (query, id), verdict in sorted(self.settled.items())
                   if verdict in ("relevant", "irrelevant")]
@@ -298,7 +311,11 @@ class _Build:
         judged = pd.read_parquet(folder / "judged.parquet")
         self.judged = judged
         verdict = np.where(judged["relevant"], "relevant", "irrelevant")
-        self.verdicts(judged, "classifier", "model", "classifier", verdict, "probability", "")
+        time = self.classifier_about.pop("time")
+        if (folder / "model").is_dir():
+            self.models["classifier"] = folder / "model"
+        self.verdicts(judged, "classifier", "model", "classifier", verdict, "probability",
+                      time)
         seen = judged["why"] != ""
         sure = judged[judged["relevant"] & ~seen]
         self.stands("classifier", "mapping", [*self.vouched, *pairs_of(judged[judged["relevant"] | seen])])
@@ -443,7 +460,7 @@ class _Build:
             self.work.stage("freeze", settings, [key, self.corpus_key], make)
         return folder
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #25b426fa
+# %% ../../nbs/benchmark/13_pipeline.ipynb #80764c81
 def _tables(run: _Build) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     funnel = pd.DataFrame(run.counts, columns=["stage", "what", "in", "out", "people"])
     reasons = pd.DataFrame(run.why, columns=["stage", "reason", "count"])
@@ -490,9 +507,10 @@ def build(
                 "outputs": {name: file_hash(out / name) for name in ("funnel.csv", "reasons.csv", "pairs.parquet",
                                                                     "provenance.parquet", "steps.parquet")}})
         write_json(out / "times.json", {"seconds": run.work.seconds})
-    return Built(out, collection, funnel, reasons, provenance, kept, steps, run.known, folder, waiting, run.notes)
+    return Built(out, collection, funnel, reasons, provenance, kept, steps, run.known, folder, waiting, run.notes, run.models, run.mapped,
+                 run.judged, run.checked)
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #08022713
+# %% ../../nbs/benchmark/13_pipeline.ipynb #b2b2a95d
 def truth_table(
     built: Built,
     qrels: Mapping[str, Mapping[str, int]] | None = None,  # None: those that the corpus came with

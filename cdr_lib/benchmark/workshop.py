@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PAIR', 'COLUMNS', 'Waiting', 'digest_of', 'Work', 'save_table', 'pairs_of', 'pair_table', 'People', 'read_corpus',
-           'draw_conversations', 'draw_queries', 'own_lessons']
+           'draw_conversations', 'draw_queries', 'known_patterns', 'own_lessons']
 
-# %% ../../nbs/benchmark/12_workshop.ipynb #8e610a88
+# %% ../../nbs/benchmark/12_workshop.ipynb #cb3b0a4c
 import json
 import shutil
 import time
@@ -23,8 +23,9 @@ import pandas as pd
 from .annotate import SimulatedAnnotator, annotation_tasks, export_tasks
 from .generate import generate_queries, load_acts
 from .plan import BenchmarkPlan
+from .sample import build_sample
 from .templates import PAPER_SHARES, expand, read_templates, sample_queries
-from .verdicts import VerdictLog, majority
+from .verdicts import VerdictLog, majority, now
 from ..core.collection import Collection
 from ..core.config import CdrError, atomic_path, data_dir, file_hash, json_dumps, read_json, text_hash, write_json
 from ..core.conversation import Conversation, is_blank
@@ -36,7 +37,7 @@ from ..curation.exact import exact_keys
 from ..curation.pipeline import _claim
 from ..retrieval.run import Run
 
-# %% ../../nbs/benchmark/12_workshop.ipynb #7e314221
+# %% ../../nbs/benchmark/12_workshop.ipynb #d845bedb
 PAIR = ["query", "conversation"]
 COLUMNS = ["query", "conversation", "judge", "kind", "verdict", "score", "reason", "time", "round"]  # of a verdict
 
@@ -56,8 +57,8 @@ def digest_of(folder: Path, names: Iterable[str]) -> str:
 class Work:
     "The folder in which stages keep what they made."
 
-    def __init__(self, out: Path, say: Callable[[str], None]):
-        self.folder, self.say = out / "work", say
+    def __init__(self, out: Path, say: Callable[[str], None], date: str | None = None):
+        self.folder, self.say, self.date = out / "work", say, date
         self.used: list[Path] = []
         self.seconds: dict[str, float] = {}
 
@@ -77,7 +78,7 @@ class Work:
         mark = folder / "done.json"
         if not mark.is_file():
             began = time.perf_counter()
-            about = make(folder) or {}
+            about = {"time": self.date or now(), **(make(folder) or {})}
             names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
             names = [name for name in names if name not in ("key.json", "done.json") and "training.json" not in name]
             write_json(mark, {"files": sorted(names), "digest": digest_of(folder, names), "about": about})
@@ -110,12 +111,12 @@ def pair_table(pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
     "The inverse of `pairs_of`."
     return pd.DataFrame(list(pairs), columns=PAIR)
 
-# %% ../../nbs/benchmark/12_workshop.ipynb #03ec8a3d
+# %% ../../nbs/benchmark/12_workshop.ipynb #6d26386c
 class People:
     "Whoever is asked, and what they said."
 
-    def __init__(self, plan: BenchmarkPlan, out: Path, known: Mapping | None, time: str):
-        self.plan, self.out, self.time, self.asked = plan.annotation, out, time, {}
+    def __init__(self, plan: BenchmarkPlan, out: Path, known: Mapping | None):
+        self.plan, self.out, self.time, self.asked = plan.annotation, out, plan.date or "", {}
         self.truth = {query: {id for id, grade in grades.items() if grade > 0} for query, grades in (known or {}).items()}
         self.simulated: list[SimulatedAnnotator] = []
         path = out / "verdicts.jsonl"
@@ -125,7 +126,7 @@ class People:
                                "queries of a test collection (queries.source: own)")
             folder = out / "work" / "simulated"
             truth = text_hash(*(part for query in sorted(self.truth) for part in (query, *sorted(self.truth[query]))))
-            _claim(folder, text_hash(json_dumps(asdict(self.plan)), str(plan.seed), time, truth))
+            _claim(folder, text_hash(json_dumps(asdict(self.plan)), str(plan.seed), self.time, truth))
             path = folder / "verdicts.jsonl"
             self.simulated = [SimulatedAnnotator(f"annotator-{number}", self.truth, rates.miss, rates.false_alarm, rates.unsure,
                                                  plan.seed) for number in range(1, self.plan.annotators + 1)]
@@ -168,12 +169,12 @@ class People:
         "The verdicts that stand on pairs, in a fixed order."
         wanted = set(self.asked if pairs is None else pairs)
         frame = self.log.frame()
-        kept = frame[[pair in wanted for pair in pairs_of(frame)] if len(frame) else []]
+        kept = frame[np.array([pair in wanted for pair in pairs_of(frame)], dtype=bool)]
         # A pair belongs to the round that asks about it now, whenever it was judged.
         kept = kept.assign(round=[self.asked.get(pair, "") for pair in pairs_of(kept)])
         return kept.sort_values([*PAIR, "judge"], kind="stable", ignore_index=True)[COLUMNS]
 
-# %% ../../nbs/benchmark/12_workshop.ipynb #b6c740ae
+# %% ../../nbs/benchmark/12_workshop.ipynb #36ad07ee
 def read_corpus(plan: BenchmarkPlan, given: Any) -> tuple[Collection, str, list]:
     "The conversations, with queries if there are any, a digest of the source, and what could not be read."
     if isinstance(given, Collection):
@@ -248,7 +249,17 @@ def draw_queries(plan: BenchmarkPlan, own: Collection, conversations: Sequence[C
     places = np.random.default_rng([plan.seed, 2]).permutation(len(frame))[:part.n]
     return frame.iloc[np.sort(places)].reset_index(drop=True), len(rows)
 
-# %% ../../nbs/benchmark/12_workshop.ipynb #590b82e4
+
+def known_patterns(
+    queries: Mapping[str, str],
+) -> dict[str, str]:  # query id -> pattern in the words of the sample's grammar
+    "What queries of the sample ask for, of those that ask for nothing else, such as a topic."
+    made = build_sample()
+    parts = {query: made.grammar.queries[spec.area][spec.pattern] for query, spec in made.specs.items()}
+    return {query: parts[query]["when"] for query, text in queries.items()
+            if query in parts and made.specs[query].text == text and not made.specs[query].scope and "unless" not in parts[query]}
+
+# %% ../../nbs/benchmark/12_workshop.ipynb #b317ca08
 def own_lessons(
     own: Collection,
     drawn: Mapping[str, str],  # the queries of the benchmark, which teach nothing
