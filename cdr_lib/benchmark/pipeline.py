@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Built', 'build', 'truth_table']
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #f5a8b61b
+# %% ../../nbs/benchmark/13_pipeline.ipynb #4323f9f6
 import json
 import shutil
 import sys
@@ -45,7 +45,7 @@ from ..curation.pipeline import _alone
 from ..retrieval.run import Run
 from ..retrieval.search import search
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #5c2ce13e
+# %% ../../nbs/benchmark/13_pipeline.ipynb #7445f434
 @dataclass
 class Built:
     "A benchmark, or what it waits for, with the account of how it came about."
@@ -73,7 +73,7 @@ class Built:
     def _repr_html_(self) -> str:
         return self.table().to_html()
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #0cc7a8ad
+# %% ../../nbs/benchmark/13_pipeline.ipynb #b990626a
 def _train_settings(part: TrainingPart, plan: BenchmarkPlan) -> dict:
     return {**asdict(part), "seed": plan.seed, "device": plan.device}
 
@@ -213,9 +213,11 @@ class _Build:
         made = {one.id: one for one in read_parquet(folder / "conversations.parquet")}
         fitting = tried[tried["conversation"] != ""]
         self.conversations |= made
-        for query, id in pairs_of(fitting):
-            if self.known is not None:
-                self.people.truth.setdefault(query, set()).add(id)
+        if self.known is not None:
+            # For simulated annotators: it answers its own query, and whatever its reference does.
+            for query, id, reference in zip(fitting["query"], fitting["conversation"], fitting["reference"]):
+                for other in [one for one in self.queries if self.known[one].get(reference, 0) > 0] + [query]:
+                    self.people.truth.setdefault(other, set()).add(id)
         found = self.ask("synthesis", pairs_of(fitting))
         good = found[found["verdict"] == "relevant"]
         for id in set(made) - set(good["conversation"]):
@@ -435,6 +437,10 @@ class _Build:
     def freeze(self, collection: Collection, provenance: pd.DataFrame) -> Path:
         part, folder = self.plan.freeze, self.out / f"{self.plan.name}-{self.plan.freeze.version}"
         limits = [*part.limits]
+        if self.plan.annotation.simulated:
+            limits.append("The verdicts of people are simulated from known relevance, with stated error rates.")
+        if self.plan.judges.simulated and self.judges is None:
+            limits.append("The verdicts of the judges are simulated in the same way.")
         if self.excluded:
             limits.append(f"{len(self.excluded)} queries that match more than {self.plan.reranker.most} conversations were left out: "
                           + "; ".join(self.queries[query] for query in self.excluded) + ".")
@@ -460,7 +466,7 @@ class _Build:
             self.work.stage("freeze", settings, [key, self.corpus_key], make)
         return folder
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #80764c81
+# %% ../../nbs/benchmark/13_pipeline.ipynb #78c4f774
 def _tables(run: _Build) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     funnel = pd.DataFrame(run.counts, columns=["stage", "what", "in", "out", "people"])
     reasons = pd.DataFrame(run.why, columns=["stage", "reason", "count"])
@@ -493,6 +499,9 @@ def build(
             collection, kept, provenance, folder = run.finish()
             run.work.sweep()
             (out / "people" / "open.json").unlink(missing_ok=True)
+        except CdrError:
+            _tables(run)
+            raise
         except Waiting as stop:
             waiting = stop.round, stop.count
             run.say(f"{stop.count:,} pairs wait for people ({stop.round}): cdr annotate {out.name}, then build again")
@@ -510,7 +519,7 @@ def build(
     return Built(out, collection, funnel, reasons, provenance, kept, steps, run.known, folder, waiting, run.notes, run.models, run.mapped,
                  run.judged, run.checked)
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #b2b2a95d
+# %% ../../nbs/benchmark/13_pipeline.ipynb #bccbe9a7
 def truth_table(
     built: Built,
     qrels: Mapping[str, Mapping[str, int]] | None = None,  # None: those that the corpus came with

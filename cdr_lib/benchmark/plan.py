@@ -6,7 +6,7 @@
 __all__ = ['CorpusPart', 'QueryPart', 'CandidatePart', 'Simulated', 'AnnotationPart', 'SynthesisPart', 'TrainingPart',
            'RerankerPart', 'ClassifierPart', 'JudgePart', 'FreezePart', 'BenchmarkPlan']
 
-# %% ../../nbs/benchmark/11_plan.ipynb #acf1f6b5
+# %% ../../nbs/benchmark/11_plan.ipynb #c7fd5c4b
 import types
 import typing
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ from .verdicts import Verdict
 from ..core.config import CdrError, data_dir
 from ..core.conversation import BadRecord
 
-# %% ../../nbs/benchmark/11_plan.ipynb #c0c1f9ef
+# %% ../../nbs/benchmark/11_plan.ipynb #24f20a21
 @dataclass(frozen=True)
 class CorpusPart:
     "The conversations."
@@ -133,7 +133,7 @@ class FreezePart:
     limits: tuple[str, ...] = ()  # what a user must know, a sentence each
     tokenizer: str = "minilm"
 
-# %% ../../nbs/benchmark/11_plan.ipynb #1dbf5d89
+# %% ../../nbs/benchmark/11_plan.ipynb #419ea025
 def _fits(value: Any, hint: Any, where: str) -> Any:
     "The value as its type wants it, or an error."
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
@@ -174,7 +174,7 @@ def _read(cls: type, value: Any, where: str) -> Any:
     hints = typing.get_type_hints(cls)
     return cls(**{name: _fits(item, hints[name], f"{where}.{name}") for name, item in value.items()})
 
-# %% ../../nbs/benchmark/11_plan.ipynb #166649ad
+# %% ../../nbs/benchmark/11_plan.ipynb #42e9dd1f
 def _at_least(plan: Any, bounds: Mapping[str, float], where: str) -> None:
     for name, least in bounds.items():
         value = getattr(plan, name)
