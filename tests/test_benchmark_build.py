@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from types import SimpleNamespace
 
 import pandas as pd
@@ -25,6 +26,7 @@ from cdr_lib.core.collection import Collection
 from cdr_lib.core.config import CdrError, file_hash, read_json
 from cdr_lib.core.conversation import Conversation, Turn
 from cdr_lib.core.io import read_parquet, write_jsonl
+from tests.fake_llm import FakeLLM
 
 SMALL = {"kind": "turns", "base": "hash", "epochs": 2, "batch_size": 64, "valid": 0.3}
 PLAN = {
@@ -201,6 +203,34 @@ def test_judges_that_refuse_leave_pairs_to_people(tmp_path, monkeypatch):
     table = truth_table(built)
     assert table.loc["review by people", "precision"] < 0.5 and table.loc["judges", "precision"] == 1
     assert table.loc["judges", "right"] == table.loc["review by people", "right"]
+
+
+def test_models_write_and_judge_through_a_server_and_are_asked_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(pipeline, "RelevanceClassifier", Sure)
+
+    def answer(request):
+        asked = request["response_format"]["json_schema"]["schema"]["properties"]
+        number = zlib.crc32(json.dumps(request["messages"]).encode())
+        name = "".join(chr(97 + (number >> shift) % 26) for shift in range(0, 24, 3))
+        if "verdict" in asked:
+            return json.dumps({"reason": "It is all there.", "verdict": "relevant", "score": 9})
+        if "messages" in asked:
+            return json.dumps({"messages": []})
+        return json.dumps({field: f"People who {field.replace('_', ' ')} {name}" for field in asked})
+
+    with FakeLLM(answer) as server:
+        models = [{"model": name, "base_url": server.base_url} for name in ("a", "b")]
+        plan = changed(reranker={"lessons": "generated", "threshold": 0.2}) | {"llm": models[0], "judges": {"llms": models}}
+        built = build(plan, tmp_path / "out", progress=False)
+        many = len(server.requests)
+        taught = pd.read_parquet(tmp_path / "out" / "work" / "05 training pairs" / "pairs.parquet")
+        assert len(taught) == 90 * 5 and taught["label"].mean() == 0.4 and many > 180
+        assert set(built.provenance["judge"]) >= {"a", "b"} and (built.pairs["by"] == "judges").any()
+        tried = pd.read_parquet(tmp_path / "out" / "work" / "04 synthesis" / "tries.parquet")
+        assert (tried["conversation"] == "").all() and tried["faults"].str.contains("no messages").all()
+        shutil.rmtree(tmp_path / "out" / "work" / "05 training pairs")
+        build(plan, tmp_path / "out", progress=False)
+        assert len(server.requests) == many  # the answers were kept
 
 
 def test_templates_and_a_plain_file(tmp_path):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Built', 'build', 'truth_table']
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #4323f9f6
+# %% ../../nbs/benchmark/13_pipeline.ipynb #8be0a21d
 import json
 import shutil
 import sys
@@ -45,7 +45,7 @@ from ..curation.pipeline import _alone
 from ..retrieval.run import Run
 from ..retrieval.search import search
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #7445f434
+# %% ../../nbs/benchmark/13_pipeline.ipynb #2d1faf97
 @dataclass
 class Built:
     "A benchmark, or what it waits for, with the account of how it came about."
@@ -73,7 +73,7 @@ class Built:
     def _repr_html_(self) -> str:
         return self.table().to_html()
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #b990626a
+# %% ../../nbs/benchmark/13_pipeline.ipynb #8c8c24a6
 def _train_settings(part: TrainingPart, plan: BenchmarkPlan) -> dict:
     return {**asdict(part), "seed": plan.seed, "device": plan.device}
 
@@ -370,6 +370,9 @@ class _Build:
         def make(folder: Path) -> dict:
             crew = self.crew(folder, pairs) if pairs else []
             found = () if not pairs else judge_pairs(crew, pairs, self.queries, self.conversations, folder / "judgements.part.jsonl", progress=self.progress)
+            for judge in crew if self.judges is None else ():
+                if isinstance(judge, LlmJudge):
+                    judge.llm.close()
             stamped = [replace(one, time=self.plan.date or one.time) for one in found]
             write_text(folder / "judgements.jsonl", "".join(json_dumps(one.to_dict()) + "\n" for one in stamped))
             (folder / "judgements.part.jsonl").unlink(missing_ok=True)
@@ -466,7 +469,7 @@ class _Build:
             self.work.stage("freeze", settings, [key, self.corpus_key], make)
         return folder
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #78c4f774
+# %% ../../nbs/benchmark/13_pipeline.ipynb #57e84704
 def _tables(run: _Build) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     funnel = pd.DataFrame(run.counts, columns=["stage", "what", "in", "out", "people"])
     reasons = pd.DataFrame(run.why, columns=["stage", "reason", "count"])
@@ -505,6 +508,9 @@ def build(
         except Waiting as stop:
             waiting = stop.round, stop.count
             run.say(f"{stop.count:,} pairs wait for people ({stop.round}): cdr annotate {out.name}, then build again")
+        finally:
+            if run.llm is not None and llm is None:
+                run.llm.close()
         funnel, reasons, steps = _tables(run)
         if collection is not None:
             save_table(provenance, out / "provenance.parquet")
@@ -519,7 +525,7 @@ def build(
     return Built(out, collection, funnel, reasons, provenance, kept, steps, run.known, folder, waiting, run.notes, run.models, run.mapped,
                  run.judged, run.checked)
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #bccbe9a7
+# %% ../../nbs/benchmark/13_pipeline.ipynb #906686cd
 def truth_table(
     built: Built,
     qrels: Mapping[str, Mapping[str, int]] | None = None,  # None: those that the corpus came with
