@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Built', 'build', 'truth_table']
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #8be0a21d
+# %% ../../nbs/benchmark/13_pipeline.ipynb #e68deaa1
 import json
 import shutil
 import sys
@@ -45,7 +45,7 @@ from ..curation.pipeline import _alone
 from ..retrieval.run import Run
 from ..retrieval.search import search
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #2d1faf97
+# %% ../../nbs/benchmark/13_pipeline.ipynb #80764740
 @dataclass
 class Built:
     "A benchmark, or what it waits for, with the account of how it came about."
@@ -73,7 +73,7 @@ class Built:
     def _repr_html_(self) -> str:
         return self.table().to_html()
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #8c8c24a6
+# %% ../../nbs/benchmark/13_pipeline.ipynb #296b82d7
 def _train_settings(part: TrainingPart, plan: BenchmarkPlan) -> dict:
     return {**asdict(part), "seed": plan.seed, "device": plan.device}
 
@@ -81,8 +81,8 @@ def _train_settings(part: TrainingPart, plan: BenchmarkPlan) -> dict:
 class _Build:
     "One build in a folder."
 
-    def __init__(self, plan: BenchmarkPlan, out: Path, corpus: Collection | None, llm: LLM | None, judges: Sequence[Judge] | None,
-                 store: Store | None, progress: bool):
+    def __init__(self, plan: BenchmarkPlan, out: Path, corpus: Collection | None, llm: LLM | None,
+                 judges: Sequence[Judge] | None, store: Store | None, progress: bool):
         self.plan, self.out, self.progress, self.notes = plan, out, progress, []
         self.work, self.store = Work(out, self.say, plan.date), store or Store()
         self.llm, self.judges, self.given = llm, judges, corpus
@@ -113,7 +113,8 @@ class _Build:
         self.sets.append(pair_table(sorted(pairs)).assign(step=step, set=kind)[["step", "set", *PAIR]])
 
     def search(self, queries: Mapping[str, str], conversations: Mapping[str, Conversation], encoder: str, k: int) -> Run:
-        return search(queries, conversations, encoder, k=k, store=self.store, device=self.plan.device, progress=self.progress)
+        return search(queries, conversations, encoder, k=k, store=self.store, device=self.plan.device,
+                      progress=self.progress)
 
     def ask(self, round: str, pairs: Sequence[tuple[str, str]]) -> pd.DataFrame:
         found = self.people.ask(round, pairs, self.queries, self.conversations)
@@ -205,7 +206,8 @@ class _Build:
                         made.append(found.conversation)
                         break
             write_parquet(made, folder / "conversations.parquet")
-            save_table(pd.DataFrame(rows, columns=["query", "reference", "conversation", "faults", "how"]), folder / "tries.parquet")
+            columns = ["query", "reference", "conversation", "faults", "how"]
+            save_table(pd.DataFrame(rows, columns=columns), folder / "tries.parquet")
 
         folder, self.made_key, _ = self.work.stage(
             "synthesis", [number, self.plan.seed, self.llm and self.llm.model, tries], [self.corpus_key, self.queries_key], make)
@@ -235,9 +237,10 @@ class _Build:
                 more = augment(queries, self.training, self.llm, plan.seed, progress=self.progress)
                 known = labelled_pairs(()) if part.lessons == "generated" else own_lessons(
                     self.own, self.queries, self.training, part.negatives, plan.seed, self.search)
-                save_table(pd.concat([labelled_pairs([*queries, *more]), known], ignore_index=True).drop_duplicates(["text", "conversation"]),
-                      folder / "pairs.parquet")
-                return {"queries": len(queries), "rejected": len(queries.rejected) + len(more.rejected), "known": len(known)}
+                both = pd.concat([labelled_pairs([*queries, *more]), known], ignore_index=True)
+                save_table(both.drop_duplicates(["text", "conversation"]), folder / "pairs.parquet")
+                rejected = len(queries.rejected) + len(more.rejected)
+                return {"queries": len(queries), "rejected": rejected, "known": len(known)}
 
             folder, key, self.taught = self.work.stage(
                 "training pairs", [plan.seed, self.llm and self.llm.model, part.lessons, part.negatives, part.first],
@@ -268,8 +271,8 @@ class _Build:
             return {"excluded": mapped.attrs["excluded"]}
 
         settings = [part.first, part.depth, part.threshold, part.most, plan.device, sorted(self.made)]
-        folder, self.mapped_key, about = self.work.stage("mapping", settings, [self.corpus_key, self.queries_key, self.made_key, key],
-                                                         make)
+        inputs = [self.corpus_key, self.queries_key, self.made_key, key]
+        folder, self.mapped_key, about = self.work.stage("mapping", settings, inputs, make)
         self.mapped, self.excluded = pd.read_parquet(folder / "mapped.parquet"), about["excluded"]
         kept = self.mapped[self.mapped["kept"]]
         why = self.mapped["reason"].value_counts()
@@ -301,12 +304,14 @@ class _Build:
             if not len(self.left):
                 save_table(self.left.assign(probability=0.0, relevant=True, confidence=1.0, why=""), folder / "judged.parquet")
                 return {}
-            model = RelevanceClassifier.train(lessons, readable, folder / "model", store=self.store, progress=self.progress, **settings)
+            model = RelevanceClassifier.train(lessons, readable, folder / "model", store=self.store,
+                                              progress=self.progress, **settings)
             judged = model.judge(self.left, self.queries, self.conversations, progress=self.progress)
             queue = review_queue(judged, part.below)
             judged = judged.merge(queue[[*PAIR, "why"]], "left", PAIR).fillna({"why": ""})
             save_table(judged, folder / "judged.parquet")
-            return {"average_precision": model.trained.average_precision, "counts": model.trained.counts, "queue": dict(queue.attrs)}
+            return {"average_precision": model.trained.average_precision, "counts": model.trained.counts,
+                    "queue": dict(queue.attrs)}
 
         keys = [text_hash(lessons.to_csv(index=False)), text_hash(self.left.to_csv(index=False)), self.corpus_key, self.made_key]
         folder, key, self.classifier_about = self.work.stage("classifier", [settings, part.below], keys, make)
@@ -342,7 +347,9 @@ class _Build:
         part = self.plan.judges
         if self.judges is not None:
             return list(self.judges)
-        made: list[Judge] = [RuleJudge(steps={query: steps for query, steps in self.steps_of.items() if steps})] if part.rule else []
+        made: list[Judge] = []
+        if part.rule:
+            made.append(RuleJudge(steps={query: steps for query, steps in self.steps_of.items() if steps}))
         made += [LlmJudge(LLM(**{"cache": self.out / "work" / f"judge-{number}.jsonl", **settings}))
                  for number, settings in enumerate(part.llms, 1)]
         if part.simulated and self.known is None:
@@ -351,8 +358,8 @@ class _Build:
         for name, faults in part.simulated.items():
             path = folder / f"{name}.jsonl"
             path.unlink(missing_ok=True)
-            script_answers(LlmJudge(recorded_llm(name, path, offline=False), name), pairs, self.queries, self.conversations, relevant,
-                           faults, self.plan.seed)
+            script_answers(LlmJudge(recorded_llm(name, path, offline=False), name), pairs, self.queries,
+                           self.conversations, relevant, faults, self.plan.seed)
             made.append(LlmJudge(recorded_llm(name, path), name))
         return made
 
@@ -369,7 +376,8 @@ class _Build:
 
         def make(folder: Path) -> dict:
             crew = self.crew(folder, pairs) if pairs else []
-            found = () if not pairs else judge_pairs(crew, pairs, self.queries, self.conversations, folder / "judgements.part.jsonl", progress=self.progress)
+            found = () if not pairs else judge_pairs(crew, pairs, self.queries, self.conversations,
+                                                     folder / "judgements.part.jsonl", progress=self.progress)
             for judge in crew if self.judges is None else ():
                 if isinstance(judge, LlmJudge):
                     judge.llm.close()
@@ -404,7 +412,7 @@ class _Build:
     def finish(self) -> tuple[Collection, pd.DataFrame, pd.DataFrame, Path]:
         "The collection, its relevant pairs and all verdicts, frozen."
         by = {pair: ("people", self.round_of[pair]) for pair, verdict in self.settled.items() if verdict == "relevant"}
-        by |= {pair: (who, "judges" if who == "judges" else "classifier") for pair, who in self.accepted.items() if pair not in by}
+        by |= {pair: (who, who) for pair, who in self.accepted.items() if pair not in by}
         frame = pd.DataFrame([(*pair, *who) for pair, who in sorted(by.items())], columns=[*PAIR, "by", "stage"])
         frame = frame.merge(self.mapped[[*PAIR, "rank", "score"]], "left", PAIR)
         frame = frame.merge(self.judged[[*PAIR, "probability"]], "left", PAIR)
@@ -432,7 +440,8 @@ class _Build:
                                 {query: self.queries[query] for query in grades}, grades, areas)
         lost = len(self.queries) - len(grades) - len(self.excluded)
         self.count("freeze", "pairs", len(frame), len(kept), of_too_general_queries=len(frame) - len(kept))
-        self.count("freeze: queries", "queries", len(self.queries), len(grades), too_general=len(self.excluded), nothing_relevant=lost)
+        self.count("freeze: queries", "queries", len(self.queries), len(grades), too_general=len(self.excluded),
+                   nothing_relevant=lost)
         provenance = pd.concat([part for part in (self.people.frame(), *self.machine) if len(part)], ignore_index=True)
         provenance = provenance.sort_values([*PAIR, "judge"], kind="stable", ignore_index=True)
         return collection, kept, provenance, self.freeze(collection, provenance)
@@ -460,7 +469,8 @@ class _Build:
             return {"benchmark": file_hash(folder / "benchmark.json")}
 
         rows = [json_dumps(one.to_dict()) for one in collection.conversations.values()]
-        key = text_hash(*rows, json_dumps([collection.queries, collection.qrels, collection.areas]), provenance.to_csv(index=False))
+        said = json_dumps([collection.queries, collection.qrels, collection.areas])
+        key = text_hash(*rows, said, provenance.to_csv(index=False))
         settings = [asdict(part), self.plan.name, limits, licences]
         stage, _, about = self.work.stage("freeze", settings, [key, self.corpus_key], make)
         if not (folder / "benchmark.json").is_file() or file_hash(folder / "benchmark.json") != about["benchmark"]:
@@ -469,7 +479,7 @@ class _Build:
             self.work.stage("freeze", settings, [key, self.corpus_key], make)
         return folder
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #57e84704
+# %% ../../nbs/benchmark/13_pipeline.ipynb #8f62c146
 def _tables(run: _Build) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     funnel = pd.DataFrame(run.counts, columns=["stage", "what", "in", "out", "people"])
     reasons = pd.DataFrame(run.why, columns=["stage", "reason", "count"])
@@ -522,10 +532,10 @@ def build(
                 "outputs": {name: file_hash(out / name) for name in ("funnel.csv", "reasons.csv", "pairs.parquet",
                                                                     "provenance.parquet", "steps.parquet")}})
         write_json(out / "times.json", {"seconds": run.work.seconds})
-    return Built(out, collection, funnel, reasons, provenance, kept, steps, run.known, folder, waiting, run.notes, run.models, run.mapped,
-                 run.judged, run.checked)
+    return Built(out, collection, funnel, reasons, provenance, kept, steps, run.known, folder, waiting, run.notes,
+                 run.models, run.mapped, run.judged, run.checked)
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #906686cd
+# %% ../../nbs/benchmark/13_pipeline.ipynb #50de4cd3
 def truth_table(
     built: Built,
     qrels: Mapping[str, Mapping[str, int]] | None = None,  # None: those that the corpus came with

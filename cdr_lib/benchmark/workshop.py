@@ -6,7 +6,7 @@
 __all__ = ['PAIR', 'COLUMNS', 'Waiting', 'digest_of', 'Work', 'save_table', 'pairs_of', 'pair_table', 'People', 'read_corpus',
            'draw_conversations', 'draw_queries', 'known_patterns', 'own_lessons']
 
-# %% ../../nbs/benchmark/12_workshop.ipynb #cb3b0a4c
+# %% ../../nbs/benchmark/12_workshop.ipynb #f807d075
 import json
 import shutil
 import time
@@ -37,7 +37,7 @@ from ..curation.exact import exact_keys
 from ..curation.pipeline import _claim
 from ..retrieval.run import Run
 
-# %% ../../nbs/benchmark/12_workshop.ipynb #d845bedb
+# %% ../../nbs/benchmark/12_workshop.ipynb #be0c2021
 PAIR = ["query", "conversation"]
 COLUMNS = ["query", "conversation", "judge", "kind", "verdict", "score", "reason", "time", "round"]  # of a verdict
 
@@ -111,13 +111,14 @@ def pair_table(pairs: Iterable[tuple[str, str]]) -> pd.DataFrame:
     "The inverse of `pairs_of`."
     return pd.DataFrame(list(pairs), columns=PAIR)
 
-# %% ../../nbs/benchmark/12_workshop.ipynb #6d26386c
+# %% ../../nbs/benchmark/12_workshop.ipynb #74d91569
 class People:
     "Whoever is asked, and what they said."
 
     def __init__(self, plan: BenchmarkPlan, out: Path, known: Mapping | None):
         self.plan, self.out, self.time, self.asked = plan.annotation, out, plan.date or "", {}
-        self.truth = {query: {id for id, grade in grades.items() if grade > 0} for query, grades in (known or {}).items()}
+        self.truth = {query: {id for id, grade in grades.items() if grade > 0}
+                      for query, grades in (known or {}).items()}
         self.simulated: list[SimulatedAnnotator] = []
         path = out / "verdicts.jsonl"
         if rates := self.plan.simulated:
@@ -174,7 +175,7 @@ class People:
         kept = kept.assign(round=[self.asked.get(pair, "") for pair in pairs_of(kept)])
         return kept.sort_values([*PAIR, "judge"], kind="stable", ignore_index=True)[COLUMNS]
 
-# %% ../../nbs/benchmark/12_workshop.ipynb #36ad07ee
+# %% ../../nbs/benchmark/12_workshop.ipynb #c57eb519
 def read_corpus(plan: BenchmarkPlan, given: Any) -> tuple[Collection, str, list]:
     "The conversations, with queries if there are any, a digest of the source, and what could not be read."
     if isinstance(given, Collection):
@@ -195,7 +196,11 @@ def read_corpus(plan: BenchmarkPlan, given: Any) -> tuple[Collection, str, list]
     return Collection(path.stem, conversations, {}, {}, {}), digest, list(reader.rejects)
 
 
-def draw_conversations(plan: BenchmarkPlan, all_of_them: Collection, rejects: Sequence) -> tuple[list, list, dict[str, int]]:
+def draw_conversations(
+    plan: BenchmarkPlan,
+    all_of_them: Collection,
+    rejects: Sequence,
+) -> tuple[list, list, dict[str, int]]:
     "Conversations of the benchmark, of the training, and the reasons for which others stay out."
     every = list(all_of_them.conversations.values())
     seen: set[bytes] = set()
@@ -221,7 +226,12 @@ def draw_conversations(plan: BenchmarkPlan, all_of_them: Collection, rejects: Se
     return chosen, training, reasons
 
 
-def draw_queries(plan: BenchmarkPlan, own: Collection, conversations: Sequence[Conversation], llm: LLM | None) -> tuple[pd.DataFrame, int]:
+def draw_queries(
+    plan: BenchmarkPlan,
+    own: Collection,
+    conversations: Sequence[Conversation],  # of the benchmark
+    llm: LLM | None,
+) -> tuple[pd.DataFrame, int]:
     "The queries (query, text, area, how, steps as JSON), and how many there were to draw from."
     part = plan.queries
     shares = PAPER_SHARES if part.shares == "paper" else None
@@ -236,8 +246,8 @@ def draw_queries(plan: BenchmarkPlan, own: Collection, conversations: Sequence[C
         rows = [(query, text, own.areas.get(query, ""), "", "own", "[]") for query, text in own.queries.items()]
     else:
         acts, made = load_acts(), generate_queries(conversations, llm, plan.seed)
-        rows = [(one.query, one.text, acts[one.steps[-1].act].area if one.steps else "", "", one.how, json_dumps(one.steps))
-                for one in made]
+        areas = [acts[one.steps[-1].act].area if one.steps else "" for one in made]
+        rows = [(one.query, one.text, area, "", one.how, json_dumps(one.steps)) for one, area in zip(made, areas)]
     frame = pd.DataFrame(rows, columns=["query", "text", "area", "template", "how", "steps"])
     frame = frame.drop_duplicates("text", ignore_index=True)
     if part.n is None:
@@ -256,10 +266,11 @@ def known_patterns(
     "What queries of the sample ask for, of those that ask for nothing else, such as a topic."
     made = build_sample()
     parts = {query: made.grammar.queries[spec.area][spec.pattern] for query, spec in made.specs.items()}
+    plain = {query for query, spec in made.specs.items() if not spec.scope and "unless" not in parts[query]}
     return {query: parts[query]["when"] for query, text in queries.items()
-            if query in parts and made.specs[query].text == text and not made.specs[query].scope and "unless" not in parts[query]}
+            if query in plain and made.specs[query].text == text}
 
-# %% ../../nbs/benchmark/12_workshop.ipynb #b317ca08
+# %% ../../nbs/benchmark/12_workshop.ipynb #6773cc90
 def own_lessons(
     own: Collection,
     drawn: Mapping[str, str],  # the queries of the benchmark, which teach nothing
