@@ -272,9 +272,9 @@ def judges_table(
 
 
 def _agreements(provenance: pd.DataFrame) -> pd.DataFrame:
-    "Agreement within each kind of judge that has two of them."
+    "Agreement of people, and of language models: other judges see what one of them let through, so theirs means nothing."
     frames = []
-    for kind, rows in provenance.groupby("kind", sort=True):
+    for kind, rows in provenance[provenance["kind"].isin(("person", "llm"))].groupby("kind", sort=True):
         if rows["judge"].nunique() > 1:
             rows = rows.drop_duplicates(["query", "conversation", "judge"], keep="last")
             found = agreement(rows)
