@@ -5,6 +5,7 @@ import itertools
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -20,7 +21,7 @@ from cdr_lib.core.conversation import Conversation, render
 from cdr_lib.core.io import read_jsonl, read_parquet, write_jsonl, write_parquet
 from cdr_lib.curation.dirty import dirty_corpus, planted, write_dirty
 from cdr_lib.curation.ledger import CurationStopped
-from cdr_lib.curation.pipeline import curate
+from cdr_lib.curation.pipeline import _Crew, curate
 from cdr_lib.curation.pool import Input, read_shard
 from cdr_lib.curation.stages import Fuzzy, run_stage
 
@@ -137,7 +138,7 @@ def test_manifest_has_hashes_and_no_path_of_this_machine(whole, raw):
 
 NURSERY = """
 import glob, json, os, sys, threading, time
-from cdr_lib.curation.pipeline import curate
+from cdr_lib.curation.pipeline import _Crew, curate
 for line in sys.stdin:
     plan, out, raw, seconds, pattern = json.loads(line)
     if not (child := os.fork()):
@@ -552,3 +553,14 @@ def test_a_shared_system_prompt_makes_nobody_a_copy(tmp_path):
     write_jsonl(chats, tmp_path / "in.jsonl")
     done = curate({"stages": ["exact", "fuzzy"]}, tmp_path / "out", tmp_path / "in.jsonl", progress=False)
     assert len(done) == 4
+
+
+def test_an_interrupt_that_compiled_code_loses_is_raised_again():
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt), _Crew(1, None) as crew:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            pass
+        crew.do(len, [("abc",)], "measure", False)
+    assert signal.getsignal(signal.SIGINT) is before

@@ -16,6 +16,7 @@ import resource
 import shutil
 import signal
 import sys
+import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -114,8 +115,13 @@ class _Crew:
         if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
             raise CdrError(f"workers={workers!r} must be a whole number from 1")
         self.workers, self.address, self._pool, self._client = workers, dask, None, None
+        self.interrupted, self._before = False, None
 
     def __enter__(self):
+        # An interrupt that falls into a callback of compiled code is lost there: it is remembered and raised again.
+        if threading.current_thread() is threading.main_thread() and callable(before := signal.getsignal(signal.SIGINT)):
+            self._before = before
+            signal.signal(signal.SIGINT, self._interrupt)
         if self.address is not None:
             distributed = require("distributed", "scale")
             try:
@@ -125,7 +131,18 @@ class _Crew:
                 raise CdrError(f"no Dask scheduler answers at {self.address}: {error}") from error
         return self
 
+    def _interrupt(self, number: int, frame: Any) -> None:
+        self.interrupted = True
+        self._before(number, frame)
+
+    def check(self) -> None:
+        "Raise the interrupt that was lost, if there was one."
+        if self.interrupted:
+            raise KeyboardInterrupt
+
     def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         if self._client is not None and self._client is not self.address:
@@ -137,6 +154,7 @@ class _Crew:
         with contextlib.closing(bar):
             for _ in self._results(function, tasks):
                 bar.update()
+                self.check()
 
     def _results(self, function: Callable, tasks: Sequence[tuple]) -> Iterator[None]:
         if self._client is not None and tasks:
@@ -441,6 +459,7 @@ def curate(
             works.append(work)
             keys.append(key)
             check_caps(pool, steps, plan.caps)
+            crew.check()
             rows = rows[step.decision.kept]
         for old in set((out / "work").iterdir()) - set(works):
             shutil.rmtree(old)
@@ -459,6 +478,7 @@ def curate(
             write_json(out / "manifest.json", {
                 "key": key, "plan": plan.to_dict(), "inputs": sources, "conversations": len(rows),
                 "versions": {"cdr_lib": version("cdr_lib"), "python": platform.python_version(), **versions}, "outputs": _hashes(out)})
+    crew.check()
     memory = [resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     unit = 1 if sys.platform == "darwin" else 1024
     write_json(out / "times.json", {"seconds": run.clock.seconds, "workers": workers, "dask": dask is not None,
