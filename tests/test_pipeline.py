@@ -138,7 +138,7 @@ def test_manifest_has_hashes_and_no_path_of_this_machine(whole, raw):
 
 NURSERY = """
 import glob, json, os, sys, threading, time
-from cdr_lib.curation.pipeline import _Crew, curate
+from cdr_lib.curation.pipeline import curate
 for line in sys.stdin:
     plan, out, raw, seconds, pattern = json.loads(line)
     if not (child := os.fork()):
