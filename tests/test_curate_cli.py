@@ -261,7 +261,10 @@ def test_interrupted_and_two_at_once(tmp_path):
     write_dirty(dirty_corpus(600, seed=5), tmp_path / "raw")
     words = ["curate", str(tmp_path / "raw"), "--config", "duplicates", "--out", str(tmp_path / "out"), "--quiet"]
     # In a group of its own, which is interrupted as a terminal does it: with its workers.
-    code = f"from cdr_lib.cli import main\nif __name__ == '__main__': raise SystemExit(main({[*words, '--workers', '2']!r}))"
+    # A shell that runs the tests in the background lets its children ignore interrupts.
+    code = ("import signal\nfrom cdr_lib.cli import main\nif __name__ == '__main__':\n"
+            "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            f"    raise SystemExit(main({[*words, '--workers', '2']!r}))")
     run = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, start_new_session=True)
     while not list((tmp_path / "out").glob("pool/*/00000.parquet")):
         assert run.poll() is None

@@ -555,7 +555,15 @@ def test_a_shared_system_prompt_makes_nobody_a_copy(tmp_path):
     assert len(done) == 4
 
 
-def test_an_interrupt_that_compiled_code_loses_is_raised_again():
+@pytest.fixture
+def interruptible():
+    "Interrupts as in a terminal: what runs in the background may have inherited that they are ignored."
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_that_compiled_code_loses_is_raised_again(interruptible):
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt), _Crew(1, None) as crew:
         try:
