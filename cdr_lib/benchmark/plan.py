@@ -14,12 +14,11 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
 from .judges import Faults
 from .verdicts import Verdict
-from ..core.config import CdrError, data_dir
+from ..core.config import CdrError
 from ..core.conversation import BadRecord
+from ..curation.plan import read_plan_file
 
 # %% ../../nbs/benchmark/11_plan.ipynb #24f20a21
 @dataclass(frozen=True)
@@ -244,7 +243,8 @@ class BenchmarkPlan:
             return config
         folder = ""
         if isinstance(config, (str, Path)):
-            config, folder = _yaml(config)
+            config, file = read_plan_file(config, "benchmark")
+            folder = str(file.resolve().parent)
         if not isinstance(config, Mapping) or "folder" in config:
             raise CdrError("plan: a mapping is expected, with corpus, queries and so on, and without a folder")
         if "corpus" not in config:
@@ -259,17 +259,3 @@ class BenchmarkPlan:
         "A path of the plan; relative ones start at the plan's file."
         path = Path(name).expanduser()
         return Path(self.folder) / path if self.folder else path
-
-
-def _yaml(path: str | Path) -> tuple[Any, str]:
-    "The content of a plan's file and the folder that its paths start from."
-    template = data_dir() / "templates" / "benchmark" / f"{path}.yaml"
-    if not (file := Path(path).expanduser()).is_file():
-        if not template.is_file():
-            known = ", ".join(sorted(found.stem for found in template.parent.glob("*.yaml")))
-            raise CdrError(f"plan {path}: no such file, and no template of that name: there are {known}")
-        file = template
-    try:
-        return yaml.safe_load(file.read_text(encoding="utf-8")), str(file.resolve().parent)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise CdrError(f"plan {path}: cannot be read: {error}") from error
