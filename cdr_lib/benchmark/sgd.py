@@ -8,7 +8,7 @@ __all__ = ['ACTS', 'Action', 'Message', 'annotated', 'BadDefinition', 'Condition
 
 # %% ../../nbs/benchmark/01_sgd.ipynb #1ecc71a8
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -319,6 +319,7 @@ def build_labelled(
     queries: Iterable[LabelQuery],
     min_relevant: int = 5,
     max_relevant: int = 50,  # the paper's limit for a query that is too general (section 3)
+    judge: Callable[..., dict[str, list[str]]] = label,  # (conversations, queries) -> query id -> ids of the relevant ones
 ) -> Collection:  # without annotation; `rejects` lists left-out duplicates and queries
     "Make a labelled set: distinct conversations, queries of the wanted specificity, relevance from the annotation."
     kept: dict[str, Conversation] = {}
@@ -333,7 +334,7 @@ def build_labelled(
         else:
             rejects.append(Reject(name, None, conversation.id, f"same text as {first}", excerpt(str(conversation))))
     queries = list(queries)
-    relevant = label(kept.values(), queries)
+    relevant = judge(kept.values(), queries)
     chosen = []
     for query in queries:
         count = len(relevant[query.id])
