@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OVERLAP', 'check_late', 'token_windows', 'message_sums', 'embed_late', 'search_late']
 
-# %% ../../nbs/retrieval/10_late.ipynb #f86f6a56
+# %% ../../nbs/retrieval/10_late.ipynb #3eea879e
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from .dense import dense_topk
 from .run import Run
 from .segment import Units
 
-# %% ../../nbs/retrieval/10_late.ipynb #ab061bd1
+# %% ../../nbs/retrieval/10_late.ipynb #71c32e9f
 def check_late(
     encoder: Any,
 ) -> None:
@@ -40,7 +40,7 @@ def check_late(
         raise CdrError(f"late pooling needs a model that averages its token states; {encoder.name} pools by "
                        f"{pooling.pooling_mode}, which it has been trained for")
 
-# %% ../../nbs/retrieval/10_late.ipynb #13ef9134
+# %% ../../nbs/retrieval/10_late.ipynb #cc0f8d04
 OVERLAP = 0.25  # of the tokens that the model reads at once
 
 
@@ -59,7 +59,7 @@ def token_windows(
     cuts = (starts[1:] + starts[:-1] + length) // 2
     return np.column_stack([starts, starts + length, [0, *cuts], [*cuts, n]])
 
-# %% ../../nbs/retrieval/10_late.ipynb #0d1b5c67
+# %% ../../nbs/retrieval/10_late.ipynb #5e13ea78
 class _Pass(NamedTuple):
     "What the model reads at once."
 
@@ -73,7 +73,8 @@ def _passes(
     offsets: np.ndarray,  # int [conversations + 1], the first sum of each: one per message, then one for the frame
 ) -> Iterator[tuple[int, list[_Pass]]]:  # conversation, its passes
     prompt = encoder.prompts["document"]
-    # Instruction models leave the prompt out of their mean, and with it what the tokenizer puts before it.
+    # Instruction models leave the prompt out of their mean, and with it what the tokenizer puts before it. (Where the end of
+    # the prompt makes one token with the beginning of the text, sentence-transformers loses that token; here it counts.)
     silent = bool(prompt) and not encoder.model[1].include_prompt
     limit = encoder.max_length or int(1e9)
     texts = [prompt + "\n".join(messages) for messages in conversations]
@@ -99,7 +100,7 @@ def _passes(
             passes.append(_Pass(np.concatenate([before, body[start:stop], behind]), np.concatenate([head, rows, tail])))
         yield number, passes
 
-# %% ../../nbs/retrieval/10_late.ipynb #ae421dae
+# %% ../../nbs/retrieval/10_late.ipynb #c9e5ddca
 def _reader(encoder: SentenceEncoder) -> Any:  # function of ids and mask, int64 [passes, tokens]; token states as a tensor
     import torch
 
@@ -156,7 +157,7 @@ def _batch_sums(
     halves = [_batch_sums(read, part, padding) for part in (passes[:middle], passes[middle:])]
     return tuple(np.concatenate(column) for column in zip(*halves))
 
-# %% ../../nbs/retrieval/10_late.ipynb #8138e2df
+# %% ../../nbs/retrieval/10_late.ipynb #929cf770
 _CODE = 1  # raise whenever a change to this module can change vectors
 _CHUNK = 1 << 17  # characters between two writes to the store
 
@@ -229,7 +230,7 @@ def _read(encoder: SentenceEncoder, read: Any, conversations: list[Sequence[str]
                        "weights are damaged, or the precision is too small for them (try dtype='float32')")
     return out
 
-# %% ../../nbs/retrieval/10_late.ipynb #cf97e83e
+# %% ../../nbs/retrieval/10_late.ipynb #e422083b
 def embed_late(
     encoder: SentenceEncoder,  # see `check_late`
     units: Mapping[str, Units],  # {granularity: units} of the same conversations; "turn" must be among them
@@ -245,7 +246,7 @@ def embed_late(
                         progress)
     # One number places a message in the corpus.
     place = (turns.conversation.astype(np.int64) << 32) + turns.start
-    return {name: _pooled(encoder, part, sums, bounds, place) for name, part in units.items()}
+    return {name: _pooled(encoder, part, turns.texts, sums, bounds, place) for name, part in units.items()}
 
 
 def _check_units(units: Mapping[str, Units]) -> Units:  # the messages
@@ -261,9 +262,14 @@ def _check_units(units: Mapping[str, Units]) -> Units:  # the messages
     return turns
 
 
-def _pooled(encoder: SentenceEncoder, units: Units, sums: np.ndarray, bounds: np.ndarray, place: np.ndarray) -> np.ndarray:
+def _pooled(encoder: SentenceEncoder, units: Units, messages: list[str], sums: np.ndarray, bounds: np.ndarray,
+            place: np.ndarray) -> np.ndarray:
     owner = units.conversation.astype(np.int64)
     first, last = (np.searchsorted(place, (owner << 32) + border) for border in (units.start, units.stop))
+    for text, low, high, number in zip(units.texts, first.tolist(), last.tolist(), owner):
+        if text != "\n".join(messages[low:high]):
+            raise CdrError(f"a {units.granularity} of conversation {units.conversation_ids[number]!r} is not made of the "
+                           f"messages given: {text!r:.60}")
     whole = (first == bounds[owner]) & (last == bounds[owner + 1])
     out = np.empty((len(units), encoder.dim), np.float32)
     step = max(1, (1 << 25) // sums.shape[1])
@@ -294,7 +300,7 @@ def _weights_dtype(encoder: SentenceEncoder) -> str:
     # OpenVINO converts a network of 32 bits, whatever it then computes in.
     return "float32" if encoder.backend == "openvino" else encoder.dtype
 
-# %% ../../nbs/retrieval/10_late.ipynb #cc2ca96b
+# %% ../../nbs/retrieval/10_late.ipynb #1cc50ceb
 def search_late(
     queries: Mapping[str, str],  # {query id: text}; a blank text finds nothing
     units: Mapping[str, Units],  # {granularity: units} of the same conversations; "turn" must be among them
