@@ -153,7 +153,7 @@ def test_long_conversations_take_each_token_from_the_window_where_it_is_deepest(
     turns, begin = segment([LONG], "turn"), 0
     vectors = embed_late(minilm, {"turn": turns}, progress=False)["turn"]
     for message, vector in zip(turns.texts, vectors, strict=True):
-        inside = [token for token, (start, stop) in enumerate(ids["offset_mapping"][1:-1]) if begin <= start < begin + len(message)]
+        inside = [token for token, (start, _) in enumerate(ids["offset_mapping"][1:-1]) if begin <= start < begin + len(message)]
         close(vector, unit(np.mean([states[token] for token in inside], axis=0)))
         begin += len(message) + 1
 
@@ -228,6 +228,17 @@ def test_what_follows_the_mean_is_applied_to_it(tmp_path):
 def test_models_that_do_not_average_are_refused(tmp_path, pooling):
     with pytest.raises(CdrError, match="averages its token states"):
         check_late(tiny(tmp_path, pooling=pooling))
+
+
+def test_static_models_are_refused():
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+    from tokenizers import Tokenizer, models
+
+    static = StaticEmbedding(Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]")), embedding_dim=8)
+    encoder = object.__new__(SentenceEncoder)
+    encoder.model, encoder.name = SentenceTransformer(modules=[static], device="cpu"), "static"
+    with pytest.raises(CdrError, match="made of StaticEmbedding"):
+        check_late(encoder)
 
 
 @pytest.mark.parametrize("name", ["hash", "keyword"])
@@ -326,7 +337,8 @@ def test_the_store_does_not_serve_another_rendering_or_model(minilm, tmp_path, m
     read, calls = late._read, []
     monkeypatch.setattr(late, "_read", lambda *args: calls.append(1) or read(*args))
     embed_late(minilm, units_of([Conversation.make("c", ("user", "Hi"))]), store=store, progress=False)
-    embed_late(get_encoder("minilm", device="cpu", max_length=64), units_of([chat], rendering="text"), store=store, progress=False)
+    shorter = get_encoder("minilm", device="cpu", max_length=64)
+    embed_late(shorter, units_of([chat], rendering="text"), store=store, progress=False)
     assert len(calls) == 2
 
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OVERLAP', 'check_late', 'token_windows', 'message_sums', 'embed_late', 'search_late']
 
-# %% ../../nbs/retrieval/10_late.ipynb #3eea879e
+# %% ../../nbs/retrieval/10_late.ipynb #78e33a6b
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from .dense import dense_topk
 from .run import Run
 from .segment import Units
 
-# %% ../../nbs/retrieval/10_late.ipynb #71c32e9f
+# %% ../../nbs/retrieval/10_late.ipynb #7e1ca244
 def check_late(
     encoder: Any,
 ) -> None:
@@ -31,16 +31,18 @@ def check_late(
     if not isinstance(encoder, SentenceEncoder):
         raise CdrError(f"late pooling reads the token states of a sentence-transformers model; "
                        f"{getattr(encoder, 'name', encoder)!r} has none to give")
-    modules = list(encoder.model)
-    pooling = next((module for module in modules if hasattr(module, "pooling_mode")), None)
-    if len(modules) < 2 or modules[1] is not pooling or not getattr(encoder.model.tokenizer, "is_fast", False):
+    kinds = [type(module).__name__ for module in encoder.model]
+    if kinds[:2] != ["Transformer", "Pooling"] or not encoder.model.tokenizer.is_fast:
         raise CdrError(f"late pooling needs a transformer with a fast tokenizer, followed by its pooling; {encoder.name} is "
-                       f"made of {', '.join(type(module).__name__ for module in modules)}")
-    if pooling.pooling_mode not in ("mean", ("mean",)):
-        raise CdrError(f"late pooling needs a model that averages its token states; {encoder.name} pools by "
-                       f"{pooling.pooling_mode}, which it has been trained for")
+                       f"made of {', '.join(kinds)}")
+    pooling = encoder.model[1]
+    # Versions of the library name it differently.
+    mode = getattr(pooling, "pooling_mode", None) or pooling.get_pooling_mode_str()
+    if mode != "mean":
+        raise CdrError(f"late pooling needs a model that averages its token states; {encoder.name} pools by {mode}, which "
+                       "it has been trained for")
 
-# %% ../../nbs/retrieval/10_late.ipynb #cc0f8d04
+# %% ../../nbs/retrieval/10_late.ipynb #b02a155e
 OVERLAP = 0.25  # of the tokens that the model reads at once
 
 
@@ -59,7 +61,7 @@ def token_windows(
     cuts = (starts[1:] + starts[:-1] + length) // 2
     return np.column_stack([starts, starts + length, [0, *cuts], [*cuts, n]])
 
-# %% ../../nbs/retrieval/10_late.ipynb #5e13ea78
+# %% ../../nbs/retrieval/10_late.ipynb #78f9dec1
 class _Pass(NamedTuple):
     "What the model reads at once."
 
@@ -100,7 +102,7 @@ def _passes(
             passes.append(_Pass(np.concatenate([before, body[start:stop], behind]), np.concatenate([head, rows, tail])))
         yield number, passes
 
-# %% ../../nbs/retrieval/10_late.ipynb #c9e5ddca
+# %% ../../nbs/retrieval/10_late.ipynb #b379d58e
 def _reader(encoder: SentenceEncoder) -> Any:  # function of ids and mask, int64 [passes, tokens]; token states as a tensor
     import torch
 
@@ -157,9 +159,9 @@ def _batch_sums(
     halves = [_batch_sums(read, part, padding) for part in (passes[:middle], passes[middle:])]
     return tuple(np.concatenate(column) for column in zip(*halves))
 
-# %% ../../nbs/retrieval/10_late.ipynb #929cf770
+# %% ../../nbs/retrieval/10_late.ipynb #aecbeb63
 _CODE = 1  # raise whenever a change to this module can change vectors
-_CHUNK = 1 << 17  # characters between two writes to the store
+_CHUNK = 1 << 18  # characters between two writes to the store
 
 
 def message_sums(
@@ -174,7 +176,7 @@ def message_sums(
     check_late(encoder)
     sizes = np.array([len(messages) + 1 for messages in conversations], dtype=np.int64)
     offsets = np.concatenate([[0], np.cumsum(sizes)])
-    out = np.zeros((offsets[-1], encoder.model[1].embedding_dimension + 1), np.float32)
+    out = np.zeros((offsets[-1], encoder.model[1].pooling_output_dimension + 1), np.float32)
     names = [text_hash(*messages) for messages in conversations]
     first: dict[str, int] = {}
     for number, name in enumerate(names):
@@ -219,7 +221,7 @@ def _read(encoder: SentenceEncoder, read: Any, conversations: list[Sequence[str]
     def work(batch: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         return _batch_sums(read, [passes[place] for place in batch], padding)
 
-    out = np.zeros((offsets[-1], encoder.model[1].embedding_dimension + 1), np.float32)
+    out = np.zeros((offsets[-1], encoder.model[1].pooling_output_dimension + 1), np.float32)
     for rows, sums, counts in (side_by_side if encoder.backend == "openvino" else map)(work, batches):
         out[rows, :-1] += sums
         out[rows, -1] += counts
@@ -230,7 +232,7 @@ def _read(encoder: SentenceEncoder, read: Any, conversations: list[Sequence[str]
                        "weights are damaged, or the precision is too small for them (try dtype='float32')")
     return out
 
-# %% ../../nbs/retrieval/10_late.ipynb #e422083b
+# %% ../../nbs/retrieval/10_late.ipynb #fb1f5ee5
 def embed_late(
     encoder: SentenceEncoder,  # see `check_late`
     units: Mapping[str, Units],  # {granularity: units} of the same conversations; "turn" must be among them
@@ -300,7 +302,7 @@ def _weights_dtype(encoder: SentenceEncoder) -> str:
     # OpenVINO converts a network of 32 bits, whatever it then computes in.
     return "float32" if encoder.backend == "openvino" else encoder.dtype
 
-# %% ../../nbs/retrieval/10_late.ipynb #1cc50ceb
+# %% ../../nbs/retrieval/10_late.ipynb #4fd9ddb2
 def search_late(
     queries: Mapping[str, str],  # {query id: text}; a blank text finds nothing
     units: Mapping[str, Units],  # {granularity: units} of the same conversations; "turn" must be among them
