@@ -180,7 +180,7 @@ class Stubborn:
 class Sure:
     "A classifier that lets everything pass."
 
-    trained = SimpleNamespace(average_precision=1.0, counts={})
+    trained = SimpleNamespace(precision={"average_precision": 1.0}, counts={})
     train = classmethod(lambda cls, *args, **options: cls())
 
     def judge(self, pairs, queries, conversations, progress=False):

@@ -18,7 +18,7 @@ from cdr_lib.benchmark.generate import GeneratedQuery
 from cdr_lib.benchmark.relevance import (RelevanceClassifier, against_order, calibration_curve, inconsistent, override,
                                          review_queue, uncertain)
 from cdr_lib.benchmark.reranker import (check_pairs, decide_pairs, labelled_pairs, load_reranker, map_pairs, score_pairs,
-                                        split_by_conversation, train_reranker)
+                                        split_pairs, train_reranker)
 from cdr_lib.benchmark.turns import TurnReranker, train_turns
 from cdr_lib.core.config import CdrError, file_hash
 from cdr_lib.core.conversation import Conversation, content_hash
@@ -40,7 +40,8 @@ WORLD = {f"{who}-{good}": talk(f"{who}-{good}", *([f"The {good} is broken.", "Le
 ASKED = {"q-user": "the user says that something is broken", "q-assistant": "the assistant says that something is broken"}
 PAIRS = pd.DataFrame([(text, id, int(id.startswith(query[2:]))) for query, text in ASKED.items() for id in WORLD],
                      columns=["text", "conversation", "label"])
-TURNS = {"base": "hash", "kind": "turns", "valid": 0.25, "epochs": 40, "batch_size": 8, "device": "cpu", "progress": False}
+TURNS = {"base": "hash", "kind": "turns", "valid": 0.25, "epochs": 40, "batch_size": 8, "learning_rate": 1e-2,
+         "device": "cpu", "progress": False}
 
 
 class Fixed:
@@ -79,12 +80,45 @@ def test_no_content_is_on_both_sides(contents, share, seed):
     pairs = pd.DataFrame({"text": "q", "conversation": list(world), "label": 1})
     if len(set(contents)) == 1:
         with pytest.raises(CdrError, match="needs two"):
-            split_by_conversation(pairs, world, share, seed)
+            split_pairs(pairs, world, share, seed)
         return
-    split = split_by_conversation(pairs, world, share, seed)
+    split = split_pairs(pairs, world, share, seed)
     sides = [{content_hash(world[id]) for id in part["conversation"]} for part in split]
-    assert sides[0] and sides[1] and not sides[0] & sides[1]
-    assert sorted(pd.concat(split)["conversation"]) == sorted(world)
+    assert sides[1] and not sides[0] & sides[1]
+    # One query is asked on both sides; with a large share it is kept from training altogether.
+    assert sorted(split.valid["conversation"]) == sorted(id for id in world if content_hash(world[id]) in sides[1])
+    assert split.train.empty or sorted(pd.concat(split)["conversation"]) == sorted(world)
+
+
+@pytest.mark.parametrize("share, held", [(0.1, 2), (0.25, 5), (0.5, 10)])
+def test_queries_are_kept_from_training_too(share, held):
+    world = {str(number): talk(str(number), f"text {number}") for number in range(20)}
+    pairs = pd.DataFrame([(f"q{query}", id, query % 2) for query in range(20) for id in world]
+                         + [("only here", "0", 1)], columns=["text", "conversation", "label"])
+    train, valid = split_pairs(pairs, world, share)
+    new = set(valid["text"]) - set(train["text"]) - {"only here"}
+    assert len(new) == held and valid["conversation"].nunique() == round(20 * share)
+    assert not set(train["conversation"]) & set(valid["conversation"])
+    assert len(train) == (20 - held) * (20 - round(20 * share)) + ("only here" in set(train["text"]))
+
+
+def test_rules_give_each_query_right_and_wrong_conversations():
+    from cdr_lib.benchmark.generate import augment, find_acts, generate_queries, holds
+    from cdr_lib.benchmark.reranker import rule_pairs
+    from cdr_lib.benchmark.sample import make_sample
+
+    world = dict(list(make_sample().conversations.items())[:120])
+    queries = generate_queries(world.values())
+    made = [*queries, *augment(queries, world)]
+    pairs = rule_pairs(made, world, right=3, wrong=2)
+    asked = {one.text: one for one in made}
+    for text, id, label in pairs.sample(300, random_state=0).values:
+        text_of = module.render(world[id].turns, "text").lower()
+        assert label == (holds(find_acts(world[id]), asked[text].steps) and asked[text].topic in text_of)
+    share = pairs.groupby("text")["label"].agg(["mean", "sum", "size"])
+    assert (share["sum"] <= 3).all() and (share["mean"] == 1 / 3).all() and len(share) > 100
+    assert check_pairs(pairs, world).attrs == {"repeated": 0}
+    assert pairs.equals(rule_pairs(made, dict(reversed(world.items())), right=3, wrong=2))
 
 
 def test_one_class_is_refused_before_anything_is_trained(tmp_path):

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Built', 'build', 'truth_table']
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #e68deaa1
+# %% ../../nbs/benchmark/13_pipeline.ipynb #8a206570
 import json
 import shutil
 import sys
@@ -28,7 +28,7 @@ from cdr_lib.benchmark.judges import (
 )
 from .plan import BenchmarkPlan, TrainingPart
 from .relevance import RelevanceClassifier, review_queue
-from .reranker import labelled_pairs, map_pairs, train_reranker
+from .reranker import labelled_pairs, map_pairs, rule_pairs, train_reranker
 from .verdicts import NO_CONSENSUS
 from cdr_lib.benchmark.workshop import (
     COLUMNS, PAIR, People, Waiting, Work, digest_of, draw_conversations, draw_queries, known_patterns, own_lessons, pair_table,
@@ -45,7 +45,7 @@ from ..curation.pipeline import _alone
 from ..retrieval.run import Run
 from ..retrieval.search import search
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #80764740
+# %% ../../nbs/benchmark/13_pipeline.ipynb #98ba18e0
 @dataclass
 class Built:
     "A benchmark, or what it waits for, with the account of how it came about."
@@ -73,7 +73,7 @@ class Built:
     def _repr_html_(self) -> str:
         return self.table().to_html()
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #296b82d7
+# %% ../../nbs/benchmark/13_pipeline.ipynb #7ebedaf2
 def _train_settings(part: TrainingPart, plan: BenchmarkPlan) -> dict:
     return {**asdict(part), "seed": plan.seed, "device": plan.device}
 
@@ -237,10 +237,14 @@ class _Build:
                 more = augment(queries, self.training, self.llm, plan.seed, progress=self.progress)
                 known = labelled_pairs(()) if part.lessons == "generated" else own_lessons(
                     self.own, self.queries, self.training, part.negatives, plan.seed, self.search)
-                both = pd.concat([labelled_pairs([*queries, *more]), known], ignore_index=True)
+                made = [*queries, *more]
+                # What a rule wrote is asked of all conversations; of what a model wrote only its own is known.
+                taught = rule_pairs(made, self.training, wrong=part.negatives, seed=plan.seed) if self.llm is None else \
+                    labelled_pairs(made)
+                both = pd.concat([taught, known], ignore_index=True)
                 save_table(both.drop_duplicates(["text", "conversation"]), folder / "pairs.parquet")
                 rejected = len(queries.rejected) + len(more.rejected)
-                return {"queries": len(queries), "rejected": rejected, "known": len(known)}
+                return {"queries": len(queries), "rejected": rejected, "known": len(known), "taught": len(taught)}
 
             folder, key, self.taught = self.work.stage(
                 "training pairs", [plan.seed, self.llm and self.llm.model, part.lessons, part.negatives, part.first],
@@ -251,7 +255,7 @@ class _Build:
             def make_model(folder: Path) -> dict:
                 trained = train_reranker(self.lessons, self.training, folder / "model", store=self.store, progress=self.progress,
                                          **settings)
-                return {"average_precision": trained.average_precision, "counts": trained.counts}
+                return {**trained.precision, "counts": trained.counts}
 
             folder, key, self.reranker_about = self.work.stage("reranker", settings, [key], make_model)
             self.reranker_about.pop("time")
@@ -310,8 +314,7 @@ class _Build:
             queue = review_queue(judged, part.below)
             judged = judged.merge(queue[[*PAIR, "why"]], "left", PAIR).fillna({"why": ""})
             save_table(judged, folder / "judged.parquet")
-            return {"average_precision": model.trained.average_precision, "counts": model.trained.counts,
-                    "queue": dict(queue.attrs)}
+            return {**model.trained.precision, "counts": model.trained.counts, "queue": dict(queue.attrs)}
 
         keys = [text_hash(lessons.to_csv(index=False)), text_hash(self.left.to_csv(index=False)), self.corpus_key, self.made_key]
         folder, key, self.classifier_about = self.work.stage("classifier", [settings, part.below], keys, make)
@@ -479,7 +482,7 @@ class _Build:
             self.work.stage("freeze", settings, [key, self.corpus_key], make)
         return folder
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #8f62c146
+# %% ../../nbs/benchmark/13_pipeline.ipynb #09578a55
 def _tables(run: _Build) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     funnel = pd.DataFrame(run.counts, columns=["stage", "what", "in", "out", "people"])
     reasons = pd.DataFrame(run.why, columns=["stage", "reason", "count"])
@@ -535,7 +538,7 @@ def build(
     return Built(out, collection, funnel, reasons, provenance, kept, steps, run.known, folder, waiting, run.notes,
                  run.models, run.mapped, run.judged, run.checked)
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #50de4cd3
+# %% ../../nbs/benchmark/13_pipeline.ipynb #a06ee913
 def truth_table(
     built: Built,
     qrels: Mapping[str, Mapping[str, int]] | None = None,  # None: those that the corpus came with

@@ -6,7 +6,7 @@
 __all__ = ['CorpusPart', 'QueryPart', 'CandidatePart', 'Simulated', 'AnnotationPart', 'SynthesisPart', 'TrainingPart',
            'RerankerPart', 'ClassifierPart', 'JudgePart', 'FreezePart', 'BenchmarkPlan']
 
-# %% ../../nbs/benchmark/11_plan.ipynb #c7fd5c4b
+# %% ../../nbs/benchmark/11_plan.ipynb #f1ca0894
 import types
 import typing
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from ..core.config import CdrError
 from ..core.conversation import BadRecord
 from ..curation.plan import read_plan_file
 
-# %% ../../nbs/benchmark/11_plan.ipynb #24f20a21
+# %% ../../nbs/benchmark/11_plan.ipynb #1f4668b6
 @dataclass(frozen=True)
 class CorpusPart:
     "The conversations."
@@ -97,7 +97,7 @@ class RerankerPart:
     model: str | None = None  # a trained one, by name or folder; None: it is trained here
     training: TrainingPart = TrainingPart()
     lessons: Literal["generated", "own", "both"] = "generated"  # own: from the test collection's queries that were not drawn
-    negatives: int = 8  # wrong pairs for each right one of those queries
+    negatives: int = 8  # wrong pairs for each right one, of those queries and of queries written by rule
     first: str = "bm25"  # the search before it: bm25, or the name of an encoder
     depth: int = 100  # hits of that search which are scored
     threshold: float = 0.9
@@ -132,7 +132,7 @@ class FreezePart:
     limits: tuple[str, ...] = ()  # what a user must know, a sentence each
     tokenizer: str = "minilm"
 
-# %% ../../nbs/benchmark/11_plan.ipynb #419ea025
+# %% ../../nbs/benchmark/11_plan.ipynb #341e78c8
 def _fits(value: Any, hint: Any, where: str) -> Any:
     "The value as its type wants it, or an error."
     origin, inside = typing.get_origin(hint), typing.get_args(hint)
@@ -173,7 +173,7 @@ def _read(cls: type, value: Any, where: str) -> Any:
     hints = typing.get_type_hints(cls)
     return cls(**{name: _fits(item, hints[name], f"{where}.{name}") for name, item in value.items()})
 
-# %% ../../nbs/benchmark/11_plan.ipynb #42e9dd1f
+# %% ../../nbs/benchmark/11_plan.ipynb #024636d6
 def _at_least(plan: Any, bounds: Mapping[str, float], where: str) -> None:
     for name, least in bounds.items():
         value = getattr(plan, name)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['turn_network', 'MessageVectors', 'TurnLearner', 'train_turns', 'TurnReranker']
 
-# %% ../../nbs/benchmark/06b_turns.ipynb #d2bd36e4
+# %% ../../nbs/benchmark/06b_turns.ipynb #bdbb10a9
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,49 +20,55 @@ from ..core.models import pick_device
 from ..core.store import Store
 from ..core.training import check_labels, learn, own_chance, plan_batches
 
-# %% ../../nbs/benchmark/06b_turns.ipynb #3cbfd920
-_POSITIONS = 64
-
-
+# %% ../../nbs/benchmark/06b_turns.ipynb #14d89598
 def turn_network(
     dim: int,  # of the encoder's vectors
-    width: int = 64,
-    layers: int = 2,
-    dropout: float = 0.1,
+    rank: int = 16,  # of the corrections
+    dropout: float = 0.3,  # of what they look at
 ) -> Any:  # torch module; called with vectors [n, dim], [n, messages, dim] and roles [n, messages] (0: none) it gives logits [n]
-    "A transformer over a query and the messages of a conversation."
+    "How unusually close messages are to a query, with learned corrections."
     import torch
     from torch import nn
 
     class TurnNetwork(nn.Module):
         def __init__(self):
             super().__init__()
-            self.query, self.message = nn.Linear(dim, width), nn.Linear(dim, width)
-            self.message.load_state_dict(self.query.state_dict())  # what is alike begins alike
-            self.role, self.position = nn.Embedding(len(ROLES) + 1, width), nn.Embedding(_POSITIONS, width)
-            self.mix = nn.Linear(3 * width + 1, width)
-            layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout, "gelu", batch_first=True, norm_first=True)
-            self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-            self.answer = nn.Linear(width, 1)
+            self.register_buffer("centre", torch.zeros(dim))
+            self.register_buffer("spread", torch.eye(dim) / dim)
+            self.query, self.message = (nn.Sequential(nn.Linear(dim, rank, bias=False), nn.Dropout(dropout),
+                                                      nn.Linear(rank, dim, bias=False)) for _ in range(2))
+            self.role = nn.Embedding(len(ROLES) + 1, dim)
+            for start in (self.query[2].weight, self.message[2].weight, self.role.weight):
+                nn.init.zeros_(start)
+            self.weights = nn.Parameter(torch.tensor([1.0, 0.5, 0.5]))
+            self.bias = nn.Parameter(torch.tensor(-3.0))
 
         @property
         def device(self):
-            return self.answer.weight.device
+            return self.bias.device
+
+        def learn_background(self, vectors):  # [n, dim]
+            "What messages at large are like."
+            centre = vectors.mean(dim=0)
+            away = vectors - centre
+            spread = away.T @ away / len(vectors)
+            self.centre.copy_(centre)
+            self.spread.copy_((spread + torch.eye(dim, device=spread.device) * spread.trace().clamp(min=1e-6) / dim) / 2)
 
         def forward(self, query, messages, roles):
-            cosine = (query[:, None] * messages).sum(dim=-1, keepdim=True)
-            asked, said = self.query(query * dim ** 0.5)[:, None], self.message(messages * dim ** 0.5)
-            place = torch.arange(messages.shape[1], device=self.device).clamp(max=_POSITIONS - 1)
-            said = (self.mix(torch.cat([said, asked * said, (asked - said).abs(), 5 * cosine], dim=-1))
-                    + self.role(roles) + self.position(place))
-            front = torch.zeros(len(query), 1, dtype=roles.dtype, device=self.device)
-            hidden = torch.cat([asked + self.role(front), said], dim=1)
-            return self.answer(self.layers(hidden, src_key_padding_mask=torch.cat([front > 0, roles == 0], dim=1))[:, 0])[:, 0]
+            asked, said = query + self.query(query), messages + self.message(messages)
+            usual = (asked @ self.centre)[:, None]
+            scale = ((asked @ self.spread) * asked).sum(dim=-1).clamp(min=1e-9).sqrt()[:, None]
+            z = ((asked[:, None] * said).sum(dim=-1) - usual) / scale + (query[:, None] * self.role(roles)).sum(dim=-1)
+            blank = roles == 0
+            low = z.masked_fill(blank, -1e4)
+            parts = low.amax(dim=1), (2 * low).logsumexp(dim=1) / 2, z.masked_fill(blank, 0).sum(dim=1) / (~blank).sum(dim=1)
+            return self.bias + torch.stack(parts, dim=-1) @ self.weights
 
     return TurnNetwork()
 
-# %% ../../nbs/benchmark/06b_turns.ipynb #30ed43eb
-_CODE = 1  # raise whenever a change to this module can change weights or scores
+# %% ../../nbs/benchmark/06b_turns.ipynb #3e5f7c1c
+_CODE = 2  # raise whenever a change to this module can change weights or scores
 _REMEMBERED = 1 << 18  # texts whose vectors are held
 
 
@@ -101,6 +107,15 @@ class MessageVectors:
         for role, known in self._vectors.items():
             if new := [text for text in dict.fromkeys(texts[role]) if text not in known]:
                 known.update(zip(new, embed(self.encoder, new, role, store=self.store, progress=progress)))
+
+    def background(
+        self,
+        pairs: Iterable[tuple[str, str]],
+    ) -> np.ndarray:  # [n, dim]
+        "Vectors of the distinct messages of some pairs."
+        texts = dict.fromkeys(text for conversation in dict.fromkeys(text for _, text in pairs)
+                              for _, text in self._messages(conversation))
+        return np.array([self._vectors["document"][text] for text in texts])
 
     def batch(
         self,
@@ -159,7 +174,7 @@ class TurnLearner:
         write_json(folder / "turns.json", {"encoder": self.name, "encoder_id": _encoder_id(self.vectors.encoder),
                                            "shape": self.shape, "code": _CODE})
 
-# %% ../../nbs/benchmark/06b_turns.ipynb #5c056efb
+# %% ../../nbs/benchmark/06b_turns.ipynb #4a7c051c
 def train_turns(
     encoder: str,  # its name for `get_encoder`
     pairs: Sequence[tuple[str, str]],  # query and conversation, as `render` writes it
@@ -169,11 +184,10 @@ def train_turns(
     batch_size: int = 32,
     learning_rate: float = 2e-3,
     warmup: float = 0.1,
-    weight_decay: float = 0.01,
+    weight_decay: float = 0.1,
     accumulate: int = 1,
-    dropout: float = 0.1,
-    width: int = 64,
-    layers: int = 2,
+    dropout: float = 0.3,
+    rank: int = 16,
     seed: int = 0,
     device: str | None = None,
     valid: tuple[Sequence, Sequence[float]] | None = None,  # pairs and labels that are judged after each epoch
@@ -183,11 +197,13 @@ def train_turns(
     progress: bool = True,
 ) -> Path:  # `out`
     "Train a network over the messages of conversations, on the vectors of an encoder that stays as it is."
+    import torch
+
     if epochs < 1 or batch_size < 1 or accumulate < 1 or not learning_rate > 0 or not 0 <= warmup <= 1 or not 0 <= dropout < 1:
         raise CdrError(f"epochs={epochs}, batch_size={batch_size}, accumulate={accumulate}, learning_rate={learning_rate}, "
                        f"warmup={warmup}, dropout={dropout}: one of these is out of range")
-    if width < 4 or width % 4 or layers < 1:
-        raise CdrError(f"width={width}, layers={layers}: the width must be a multiple of 4, and one layer is the least")
+    if rank < 1:
+        raise CdrError(f"rank={rank}: one dimension is the least")
     pairs = [tuple(pair) for pair in pairs]
     labels = check_labels(labels, len(pairs), "bce", "pairs")
     if not pairs or labels.min() == labels.max():
@@ -197,12 +213,13 @@ def train_turns(
     device = pick_device(device)
     vectors = MessageVectors(get_encoder(encoder, device), store)
     vectors.read([*pairs, *(valid[0] if valid else ())], progress)
-    shape = {"width": width, "layers": layers, "dropout": dropout}
+    shape = {"rank": rank, "dropout": dropout}
     chosen = {"kind": "turns", "loss": "bce", "epochs": epochs, "batch_size": batch_size, "learning_rate": learning_rate,
               "warmup": warmup, "weight_decay": weight_decay, "accumulate": accumulate, **shape, "seed": seed,
               "device": device.split(":")[0], "dtype": "float32", "turns_code": _CODE}
     with own_chance(seed, device):
         learner = TurnLearner(vectors, encoder, shape, device)
+        learner.model.learn_background(torch.from_numpy(vectors.background(pairs)).to(learner.model.device))
         return learn(learner, _encoder_id(vectors.encoder), pairs, labels, Path(out).absolute(), chosen,
                      plan_batches(pairs, "bce", epochs, batch_size, seed), valid, replace, save_seconds, progress)
 
