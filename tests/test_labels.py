@@ -63,7 +63,8 @@ def test_a_summary_says_something_of_each_person_that_it_mentions(summary, marks
 
 
 @pytest.mark.parametrize("labels", [{}, {"topic": 1}, {"topic": 1, "emotions": [0], "acts": [1]},
-                                    {"topic": 1, "emotions": [0, 9], "acts": [1, 1]}, {"topic": "1", "emotions": [0, 0], "acts": [1, 1]}])
+                                    {"topic": 1, "emotions": [0, 9], "acts": [1, 1]},
+                                    {"topic": "1", "emotions": [0, 0], "acts": [1, 1]}])
 def test_labels_that_are_missing_or_do_not_fit_are_named(labels):
     with pytest.raises(BadRecord, match="x1"):
         marked(Conversation("x1", (Turn("user", "a"), Turn("assistant", "b")), "xdailydialog", labels=labels))
@@ -120,8 +121,10 @@ def test_a_dialogue_without_summaries_can_be_found_by_its_topic_only():
 
 
 SIGNS = ("anger", "happiness")
-marks = st.builds(lambda role, sign: Mark(role, frozenset([sign])), st.sampled_from(["user", "assistant"]), st.sampled_from(SIGNS))
-lines = st.tuples(st.sampled_from(["", "next "]), st.sampled_from(["user", "assistant", "either", "same", "other"]), st.sampled_from(SIGNS))
+marks = st.builds(lambda role, sign: Mark(role, frozenset([sign])),
+                  st.sampled_from(["user", "assistant"]), st.sampled_from(SIGNS))
+lines = st.tuples(st.sampled_from(["", "next "]),
+                  st.sampled_from(["user", "assistant", "either", "same", "other"]), st.sampled_from(SIGNS))
 
 
 @settings(deadline=None, max_examples=200)
@@ -147,14 +150,16 @@ def test_a_sequence_is_found_exactly_where_trying_all_ways_finds_one(account, st
     assert found is None or fits(found)
 
 
-@pytest.mark.parametrize("line", ["", "user", "speaker anger", "user rage", "user anger happiness", "user ~", "user ~ (", "first last user anger",
+@pytest.mark.parametrize("line", ["", "user", "speaker anger", "user rage", "user anger happiness", "user ~", "user ~ (",
+                                  "first last user anger",
                                   "next next user anger", "user !", None, 7])
 def test_lines_that_cannot_be_read_are_errors(line):
     with pytest.raises(BadDefinition):
         MarkStep.parse(line)
 
 
-@pytest.mark.parametrize("line", ["user anger", "next other !sadness", "last same anger + question ~ why\\b", "next first either ~ a ~ b"])
+@pytest.mark.parametrize("line", ["user anger", "next other !sadness",
+                                  "last same anger + question ~ why\\b", "next first either ~ a ~ b"])
 def test_a_step_writes_the_line_that_it_reads(line):
     assert str(MarkStep.parse(line)) == line and MarkStep.parse(str(MarkStep.parse(line))) == MarkStep.parse(line)
 
@@ -203,13 +208,14 @@ def test_the_projects_queries_are_many_and_worded_once(name):
 
 def test_queries_do_not_name_labels_of_tasks():
     for asked in read_mark_queries("mtbench101"):
-        assert not re.search(r"anaphora|self-(correct|affirm)|context memory|topic shift|rephras|proactive", asked.text.lower()), asked.id
+        named = re.search(r"anaphora|self-(correct|affirm)|context memory|topic shift|rephras|proactive", asked.text.lower())
+        assert not named, asked.id
 
 
 def test_a_set_is_built_and_written(tmp_path):
     queries = [query("mood", sequence=["user anger", "user happiness"]), query("rare", anywhere=["either fear"])]
-    collection = build_labelled("t", [ANGRY, CALM, felt("again", *[("Wrong again!", 1, 1), ("I am so sorry", 5, 4), ("Fine, thanks", 4, 1)])],
-                                queries, 1, 1, label_marks)
+    again = felt("again", ("Wrong again!", 1, 1), ("I am so sorry", 5, 4), ("Fine, thanks", 4, 1))
+    collection = build_labelled("t", [ANGRY, CALM, again], queries, 1, 1, label_marks)
     assert collection.qrels == {"mood": {"angry": 1}} and not any(one.labels for one in collection.conversations.values())
     assert {(reject.id, reject.reason.split(",")[0]) for reject in collection.rejects} == {
         ("again", "same text as angry"), ("rare", "0 relevant conversations")}

@@ -6,7 +6,7 @@
 __all__ = ['DAILY_SUBJECTS', 'Mark', 'Marked', 'marked', 'MarkStep', 'MarkQuery', 'read_mark_queries', 'label_marks',
            'build_dialogsum', 'build_xdailydialog', 'build_mtbench101']
 
-# %% ../../nbs/benchmark/01b_labels.ipynb #d78c7346
+# %% ../../nbs/benchmark/01b_labels.ipynb #bf63d803
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +25,7 @@ from ..core.records import Reject, excerpt
 from ..core.sources import read_mtbench101
 from ..core.talks import DAILY_ACTS, DAILY_EMOTIONS, read_dialogsum, read_xdailydialog
 
-# %% ../../nbs/benchmark/01b_labels.ipynb #aa94694b
+# %% ../../nbs/benchmark/01b_labels.ipynb #da7b3e29
 class Mark(NamedTuple):
     "What an annotation says of one side at one place."
 
@@ -40,7 +40,7 @@ class Marked(NamedTuple):
     about: tuple[str, ...]  # labels of the whole: topics, a task
     accounts: tuple[tuple[Mark, ...], ...]  # each in the order of the conversation
 
-# %% ../../nbs/benchmark/01b_labels.ipynb #fd4a77ae
+# %% ../../nbs/benchmark/01b_labels.ipynb #cc83f841
 DAILY_SUBJECTS = ("ordinary life", "school life", "culture and education", "attitude and emotion", "relationship", "tourism",
                   "health", "work", "politics", "finance")  # numbered from 1, as the authors of DailyDialog list them
 _PERSON = re.compile(r"#Person([12])#(?!')")
@@ -87,7 +87,7 @@ def marked(
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise BadRecord(f"no labels that can be read ({type(error).__name__}: {error})", where=conversation.id) from error
 
-# %% ../../nbs/benchmark/01b_labels.ipynb #cd7a6766
+# %% ../../nbs/benchmark/01b_labels.ipynb #5c778fda
 _SIGNS = (*DAILY_EMOTIONS, *DAILY_ACTS)
 _SIDES = ("user", "assistant", "either", "same", "other")
 
@@ -154,7 +154,7 @@ class MarkStep:
             return False
         return self.pattern is None or self.pattern.search(mark.words) is not None
 
-# %% ../../nbs/benchmark/01b_labels.ipynb #7259c595
+# %% ../../nbs/benchmark/01b_labels.ipynb #b2faf10c
 @dataclass(frozen=True)
 class MarkQuery:
     "An analytical query and the conditions on labels that make a conversation relevant to it."
@@ -214,7 +214,7 @@ def _follow(sequence: tuple[MarkStep, ...], account: tuple[Mark, ...]) -> tuple[
         ends = reached
     return next(iter(ends.values()), None)
 
-# %% ../../nbs/benchmark/01b_labels.ipynb #f1181906
+# %% ../../nbs/benchmark/01b_labels.ipynb #e691135e
 def read_mark_queries(
     path: str | Path,  # YAML: area -> id -> text and conditions; "dialogsum", "mtbench101" or "xdailydialog": the project's
 ) -> list[MarkQuery]:
@@ -234,7 +234,8 @@ def read_mark_queries(
     except BadDefinition as error:
         raise BadDefinition(f"{path}: {error}") from error
     except (AttributeError, TypeError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadDefinition(f"{path}: not of the form area -> id -> text and conditions ({type(error).__name__}: {error})") from error
+        raise BadDefinition(f"{path}: not of the form area -> id -> text and conditions "
+                            f"({type(error).__name__}: {error})") from error
     return list(queries.values())
 
 
@@ -268,7 +269,7 @@ def label_marks(
                 relevant[query.id].append(conversation.id)
     return relevant
 
-# %% ../../nbs/benchmark/01b_labels.ipynb #5470014a
+# %% ../../nbs/benchmark/01b_labels.ipynb #0f41ab07
 def _drawn(conversations: list[Conversation], n: int | None, seed: int, path: str | Path) -> list[Conversation]:
     if n is None:
         return conversations
@@ -332,6 +333,7 @@ def build_mtbench101(
         taken: dict[str, list[int]] = {}
         for number in order:
             taken.setdefault(conversations[number].labels["task"], []).append(number)
-        conversations = [conversations[number] for number in sorted(number for numbers in taken.values() for number in numbers[:per_task])]
+        kept = {number for numbers in taken.values() for number in numbers[:per_task]}
+        conversations = [one for number, one in enumerate(conversations) if number in kept]
     queries = read_mark_queries("mtbench101") if queries is None else queries
     return build_labelled("mtbench101", conversations, queries, min_relevant, max_relevant, label_marks)
