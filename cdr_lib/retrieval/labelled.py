@@ -6,7 +6,7 @@
 __all__ = ['HALVES', 'FIELDS', 'LabelledQuery', 'read_labelled', 'text_f1', 'pair_parts', 'same_script', 'parser_scores',
            'parser_table']
 
-# %% ../../nbs/retrieval/07b_labelled.ipynb #6113d33d
+# %% ../../nbs/retrieval/07b_labelled.ipynb #24c82809
 import hashlib
 import re
 from collections import Counter
@@ -20,7 +20,7 @@ import yaml
 from ..core.config import CdrError, data_dir
 from .script import Part, Script
 
-# %% ../../nbs/retrieval/07b_labelled.ipynb #bc3bab8d
+# %% ../../nbs/retrieval/07b_labelled.ipynb #e8dca727
 HALVES = ("dev", "test")
 
 
@@ -62,9 +62,9 @@ def read_labelled(
         raise CdrError(f"{folder} holds no labelled queries")
     return list(found.values())
 
-# %% ../../nbs/retrieval/07b_labelled.ipynb #99dd16e6
+# %% ../../nbs/retrieval/07b_labelled.ipynb #ae6e8b7b
 _STOP = frozenset("a an the of to is are was were be been being that which who and or but it its their his her them they do "
-                  "does did for in on at by with from as this".split())
+                  "does did has have had for in on at by with from as this".split())
 _WORDS = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
 FIELDS = ("role", "after", "never", "times", "place", "change", "scope")
 
@@ -110,7 +110,7 @@ def same_script(
         text_f1(p.text, e.text) >= 0.8 and all(getattr(p, name) == getattr(e, name) for name in FIELDS)
         for p, e in zip(predicted.parts, expected.parts))
 
-# %% ../../nbs/retrieval/07b_labelled.ipynb #6797cb76
+# %% ../../nbs/retrieval/07b_labelled.ipynb #7a70df03
 def parser_scores(
     scripts: Mapping[str, Script],  # by text of the query
     labelled: Iterable[LabelledQuery],
