@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['OVERLAP', 'check_late', 'token_windows', 'message_sums', 'embed_late', 'search_late']
 
-# %% ../../nbs/retrieval/10_late.ipynb #78e33a6b
+# %% ../../nbs/retrieval/10_late.ipynb #18ab1a72
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -23,7 +24,7 @@ from .dense import dense_topk
 from .run import Run
 from .segment import Units
 
-# %% ../../nbs/retrieval/10_late.ipynb #7e1ca244
+# %% ../../nbs/retrieval/10_late.ipynb #731169eb
 def check_late(
     encoder: Any,
 ) -> None:
@@ -42,7 +43,7 @@ def check_late(
         raise CdrError(f"late pooling needs a model that averages its token states; {encoder.name} pools by {mode}, which "
                        "it has been trained for")
 
-# %% ../../nbs/retrieval/10_late.ipynb #b02a155e
+# %% ../../nbs/retrieval/10_late.ipynb #90ba8824
 OVERLAP = 0.25  # of the tokens that the model reads at once
 
 
@@ -61,7 +62,7 @@ def token_windows(
     cuts = (starts[1:] + starts[:-1] + length) // 2
     return np.column_stack([starts, starts + length, [0, *cuts], [*cuts, n]])
 
-# %% ../../nbs/retrieval/10_late.ipynb #78f9dec1
+# %% ../../nbs/retrieval/10_late.ipynb #c4ecb743
 class _Pass(NamedTuple):
     "What the model reads at once."
 
@@ -102,8 +103,17 @@ def _passes(
             passes.append(_Pass(np.concatenate([before, body[start:stop], behind]), np.concatenate([head, rows, tail])))
         yield number, passes
 
-# %% ../../nbs/retrieval/10_late.ipynb #b379d58e
+# %% ../../nbs/retrieval/10_late.ipynb #b1bda71d
+_READERS: WeakKeyDictionary = WeakKeyDictionary()  # by encoder: OpenVINO takes seconds to compile one
+
+
 def _reader(encoder: SentenceEncoder) -> Any:  # function of ids and mask, int64 [passes, tokens]; token states as a tensor
+    if encoder not in _READERS:
+        _READERS[encoder] = _make_reader(encoder)
+    return _READERS[encoder]
+
+
+def _make_reader(encoder: SentenceEncoder) -> Any:
     import torch
 
     transformer = encoder.model[0]
@@ -159,7 +169,7 @@ def _batch_sums(
     halves = [_batch_sums(read, part, padding) for part in (passes[:middle], passes[middle:])]
     return tuple(np.concatenate(column) for column in zip(*halves))
 
-# %% ../../nbs/retrieval/10_late.ipynb #aecbeb63
+# %% ../../nbs/retrieval/10_late.ipynb #b58fc26b
 _CODE = 1  # raise whenever a change to this module can change vectors
 _CHUNK = 1 << 18  # characters between two writes to the store
 
@@ -232,7 +242,7 @@ def _read(encoder: SentenceEncoder, read: Any, conversations: list[Sequence[str]
                        "weights are damaged, or the precision is too small for them (try dtype='float32')")
     return out
 
-# %% ../../nbs/retrieval/10_late.ipynb #fb1f5ee5
+# %% ../../nbs/retrieval/10_late.ipynb #61134555
 def embed_late(
     encoder: SentenceEncoder,  # see `check_late`
     units: Mapping[str, Units],  # {granularity: units} of the same conversations; "turn" must be among them
@@ -302,7 +312,7 @@ def _weights_dtype(encoder: SentenceEncoder) -> str:
     # OpenVINO converts a network of 32 bits, whatever it then computes in.
     return "float32" if encoder.backend == "openvino" else encoder.dtype
 
-# %% ../../nbs/retrieval/10_late.ipynb #4fd9ddb2
+# %% ../../nbs/retrieval/10_late.ipynb #1de37577
 def search_late(
     queries: Mapping[str, str],  # {query id: text}; a blank text finds nothing
     units: Mapping[str, Units],  # {granularity: units} of the same conversations; "turn" must be among them
