@@ -754,3 +754,17 @@ def test_mteb_models():
         get_encoder("mteb:nvidia/NV-Embed-v2")
     with pytest.raises(CdrError, match="not found for model"):
         get_encoder("mteb:intfloat/e5-large-v2", revision="other")
+
+
+def test_an_interrupt_after_openvino_networks_are_gone_is_an_interrupt():
+    pytest.importorskip("openvino")
+    script = ("import gc, signal\n"
+              "from cdr_lib.core.encoders import get_encoder\n"
+              "first, second = (get_encoder('minilm', backend='openvino', dtype=dtype) for dtype in ('float32', 'bfloat16'))\n"
+              "del first; gc.collect()\n"
+              "del second; gc.collect()\n"
+              "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+              "try: signal.raise_signal(signal.SIGINT)\n"
+              "except KeyboardInterrupt: print('interrupted')\n")
+    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", script], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr

@@ -8,8 +8,10 @@ __all__ = ['SIDES', 'DTYPES', 'check_role', 'check_texts', 'unit_vectors', 'toke
            'ModelSpec', 'SentenceEncoder', 'openvino_dtype', 'OpenVinoNetwork', 'OpenVinoEncoder']
 
 # %% ../../nbs/core/16_models.ipynb #f61c1d1c
+import ctypes
 import hashlib
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -436,6 +438,25 @@ def openvino_dtype(
     return pick_dtype(dtype, "cpu")
 
 
+class _SignalStack(ctypes.Structure):
+    _fields_ = [("address", ctypes.c_void_p), ("flags", ctypes.c_int), ("size", ctypes.c_size_t)]
+
+
+@contextmanager
+def _same_signal_stack() -> Iterator[None]:
+    "Each network that OpenVINO compiles moves the stack of signal handlers into its own memory; an interrupt after the "\
+    "network is gone would end the process."
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    libc, before = ctypes.CDLL(None), _SignalStack()
+    libc.sigaltstack(None, ctypes.byref(before))
+    try:
+        yield
+    finally:
+        libc.sigaltstack(ctypes.byref(before), None)
+
+
 class OpenVinoNetwork:
     "A torch module over token ids, converted in memory; calls from several threads run side by side, one on a core."
 
@@ -453,9 +474,10 @@ class OpenVinoNetwork:
             warnings.simplefilter("ignore")  # the recorder reports branches; a probe of the caller checks what matters
             network = openvino.convert_model(module, example_input=example)
         threads = torch.get_num_threads()
-        compiled = openvino.Core().compile_model(network, "CPU", {
-            "INFERENCE_PRECISION_HINT": "bf16" if dtype == "bfloat16" else "f32", "PERFORMANCE_HINT": "THROUGHPUT",
-            "NUM_STREAMS": threads, "INFERENCE_NUM_THREADS": threads})
+        with _same_signal_stack():
+            compiled = openvino.Core().compile_model(network, "CPU", {
+                "INFERENCE_PRECISION_HINT": "bf16" if dtype == "bfloat16" else "f32", "PERFORMANCE_HINT": "THROUGHPUT",
+                "NUM_STREAMS": threads, "INFERENCE_NUM_THREADS": threads})
         self._free: SimpleQueue = SimpleQueue()
         for _ in range(threads):
             self._free.put(compiled.create_infer_request())
