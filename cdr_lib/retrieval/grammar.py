@@ -5,1475 +5,33 @@
 # %% auto #0
 __all__ = ['parse_query']
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #9fa85ede
+# %% ../../nbs/retrieval/08_grammar.ipynb #a4e28a05
 import re
-from collections.abc import Iterable
-from typing import NamedTuple
 
 from ..core.config import CdrError
+from cdr_lib.retrieval.clauses import (
+    AT_ONCE, BEGIN, END, FIRST, FROM_TO, LAST, SEPARATORS, Step, TALKS, THEN, TURNS, cut_out, find_frame, starts,
+    to_clauses, which_phrase,
+)
+from cdr_lib.retrieval.lexicon import (
+    ADVERBS, ALSO_NOUNS, ASSISTANT, BE, DETERMINERS, DO, DONE_TO, EDGE, FEELINGS, HAVE, MODAL, NOT_ADJECTIVE,
+    POSSESSIVES, PREPOSITIONS, Side, TIMES_OF_DAY, USER, USER_NOUNS, VERBS, Word, inflected, inside_speech, phrase_list,
+    side_at, subject_at, to_text, to_words, word_set,
+)
 from .script import ROLES, Part, Script
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #93914cfd
-class _Word(NamedTuple):
-    low: str  # as it is compared
-    text: str  # as it was written
-    space: bool  # whether one stands before it
-
-
-_WORD = re.compile(
-    r"\"[^\"]*\"|“[^”]*”|«[^»]*»|(?<!\w)[‘'](?=\w)[^'’\n]*[\w.?!,]['’](?!\w)|"
-    r"\w+(?:[-'’./@&+]\w+)*(?:(?<=s)['’](?!\w))?|->|=>|\S"
-)
-
-
-def _words(text: str) -> list[_Word]:
-    found, end = [], 0
-    for match in _WORD.finditer(text):
-        found.append(_Word(match[0].lower().replace("’", "'"), match[0], match.start() > end))
-        end = match.end()
-    return found
-
-
-_EDGE = frozenset(",;:.!?-–—|→>") | {"->", "=>"}
-
-
-def _join(words: Iterable[_Word]) -> str:
-    "The words as text, without punctuation at its ends."
-    words = list(words)
-    while words and words[0].low in _EDGE:
-        words.pop(0)
-    while words and words[-1].low in _EDGE:
-        words.pop()
-    return "".join(" " * (word.space and number > 0) + word.text for number, word in enumerate(words))
-
-# %% ../../nbs/retrieval/08_grammar.ipynb #52c7b134
-_BASE = """
-    abandon accept accuse ache acknowledge act adapt add admit adopt advise agree allow announce answer apologise
-    apologize appear apply appreciate approve argue arrange arrive ask assert assess assist assume attack attempt
-    avoid bargain base be become beg begin believe belittle blame block boast book break bring build buy calculate
-    call calm cancel carry cast catch change charge chat cheat check cheer choose cite claim clarify close come
-    comfort comment compare complain complete compliment comply conclude confess confirm confuse congratulate consent
-    consider contact continue contradict convince copy correct cover create criticise criticize cry curse cut deal
-    decide decline deflect delete demand deny depend describe deserve detect dictate digress disagree disclose
-    discover discuss dislike dismiss dispute divert dodge double doubt draft drift drop echo edit elaborate encourage
-    end endorse enquire enter escalate estimate evade exaggerate exceed exchange exclaim excuse expect explain explore
-    express extend fail fall falter feel fetch fight file fill find finish fix flatter flirt follow forbid forget give
-    go greet grow guess guide haggle hallucinate handle hang hear help hesitate hide highlight hint hold hurry ignore
-    imitate imply improve include inform inquire insert insist inspect instruct insult interrupt introduce invent
-    invite joke judge justify keep know lack laugh lay learn leave lecture lie like list listen look lose love lower
-    make manipulate mention misread mistake misunderstand mock move name need negotiate note notice object offer omit
-    open order overlook paste patronise patronize pay persist persuade pick plan play plead point postpone praise
-    prefer prepare present press pretend probe proceed produce promise prompt propose protest prove provide provoke
-    purchase push put question quit quote raise ramble rant reach read rearrange reassure recall receive recognise
-    recognize recommend reconsider refer reflect reformulate refund refuse refute regain reject relax relent remain
-    remark remember remind remove rent reorder repair repeat rephrase replace reply report request require reserve
-    resist resolve resort respond restart restate resume retract retreat retry return reveal revert revise revoke
-    rewrite ridicule rush save say scold search see seek seem select sell send set settle share shift shorten shout
-    show sigh sign signal sing slip smile solve sound speak specify spell start state stay steal stick stop stumble
-    submit suggest sum summarise summarize supply support suspect swap swear switch sympathise sympathize take talk
-    teach tease tell test thank think threaten throw tire transfer translate treat trick trust try turn understand
-    undo update upgrade urge use vanish vent verify visit voice vote wait waive walk want warn waste watch waver weigh
-    welcome win wish withdraw withhold wonder work worry wrap write yell yield
-"""
-_IRREGULAR = {
-    "become": "became",
-    "come": "came",
-    "put": "put",
-    "hold": "held",
-    "catch": "caught",
-    "win": "won",
-    "sing": "sang sung",
-    "begin": "began begun",
-    "break": "broke broken",
-    "bring": "brought",
-    "build": "built",
-    "buy": "bought",
-    "cast": "cast",
-    "choose": "chose chosen",
-    "cut": "cut",
-    "deal": "dealt",
-    "fall": "fell fallen",
-    "feel": "felt",
-    "fight": "fought",
-    "find": "found",
-    "forbid": "forbade forbidden",
-    "forget": "forgot forgotten",
-    "give": "gave given",
-    "go": "went gone",
-    "grow": "grew grown",
-    "hang": "hung",
-    "hear": "heard",
-    "hide": "hid hidden",
-    "keep": "kept",
-    "know": "knew known",
-    "lay": "laid",
-    "leave": "left",
-    "lose": "lost",
-    "make": "made",
-    "misread": "misread",
-    "misunderstand": "misunderstood",
-    "mistake": "mistook mistaken",
-    "pay": "paid",
-    "quit": "quit",
-    "read": "read",
-    "rewrite": "rewrote rewritten",
-    "say": "said",
-    "see": "saw seen",
-    "seek": "sought",
-    "sell": "sold",
-    "send": "sent",
-    "set": "set",
-    "show": "shown",
-    "speak": "spoke spoken",
-    "steal": "stole stolen",
-    "stick": "stuck",
-    "swear": "swore sworn",
-    "take": "took taken",
-    "teach": "taught",
-    "tell": "told",
-    "think": "thought",
-    "throw": "threw thrown",
-    "understand": "understood",
-    "undo": "undid undone",
-    "withdraw": "withdrew withdrawn",
-    "withhold": "withheld",
-    "write": "wrote written",
-}
-_DOUBLED = frozenset(
-    """
-    admit beg begin chat cut drop forbid forget hang hurry let omit plan quit refer set stop submit swap transfer
-    permit
-""".split()
-) - {"hurry"}
-
-
-def _inflected(base: str) -> dict[str, str]:
-    "Forms of a verb and which they are: base, s, ing or past."
-    vowel_y = base.endswith("y") and base[-2] not in "aeiou"
-    stem = base + base[-1] if base in _DOUBLED else base
-    forms = {base: "base"}
-    forms[base[:-1] + "ies" if vowel_y else base + ("es" if re.search(r"(?:s|x|z|ch|sh|o)$", base) else "s")] = "s"
-    forms[
-        base[:-2] + "ying"
-        if base.endswith("ie")
-        else (stem[:-1] if re.search(r"[^eoy]e$", stem) and base != "be" else stem) + "ing"
-    ] = "ing"
-    past = base[:-1] + "ied" if vowel_y else stem + ("d" if stem.endswith("e") else "ed")
-    for form in _IRREGULAR.get(base, past).split():
-        forms.setdefault(form, "past")
-    return forms
-
-
-_VERBS: dict[str, set[str]] = {}
-for _base in _BASE.split():
-    if "_" not in _base:
-        for _form, _kind in _inflected(_base).items():
-            _VERBS.setdefault(_form, set()).add(_kind)
-_BE = frozenset(
-    """
-    is are was were be been being am isn't aren't wasn't weren't get gets got getting
-""".split()
-)
-_MODAL = frozenset(
-    """
-    can could will would may might must shall should cannot can't couldn't won't wouldn't
-""".split()
-)
-_DO = frozenset("do does did don't doesn't didn't".split())
-_HAVE = frozenset("has have had having hasn't haven't hadn't".split())
-for _form in ("is", "has", "does", "gets", "isn't", "doesn't", "hasn't"):
-    _VERBS[_form] = {"s"}
-for _form in ("are", "have", "do", "get", "don't", "aren't", "haven't", "am"):
-    _VERBS[_form] = {"base"}
-for _form in ("was", "were", "had", "got", "did", "didn't", "wasn't", "weren't", "hadn't", *_MODAL):
-    _VERBS[_form] = {"s", "base", "past"}
-# Also nouns: after "and" they begin a new act only where something follows that a verb has and a noun has not.
-_ALSO_NOUNS = frozenset(
-    """
-    act aim answer approach attempt base book break call change charge chat check claim close comment complaint
-    compliment contact copy cover cut deal demand doubt draft drop end estimate exchange excuse feel fight file finish
-    fix guess guide help hint insult joke judge lack laugh like list look love mistake move name need note notice
-    object offer open order pay pick plan play point praise present press promise prompt protest question quote refund
-    remark repair reply report request reserve return review rush search set share shift show sign signal sound start
-    state stop supply support swear switch talk test thank threat transfer treat trust try turn update upgrade use
-    visit voice wait walk watch welcome wish work worry
-""".split()
-)
-_ALSO_NOUNS = frozenset(form for base in _ALSO_NOUNS for form, kind in _inflected(base).items() if kind in ("base", "s"))
-
-# %% ../../nbs/retrieval/08_grammar.ipynb #c09cd247
-def _set(words: str) -> frozenset[str]:
-    return frozenset(words.split())
-
-
-_USER = _set("""
-    user users customer customers client clients caller callers consumer consumers human humans people person persons
-    shopper shoppers buyer buyers end-user end-users subscriber subscribers enquirer asker
-""")
-_ASSISTANT = _set("""
-    assistant assistants agent agents bot bots chatbot chatbots ai ais llm llms model models advisor adviser
-    representative representatives rep reps assistant-bot copilot chatgpt gpt claude gemini alexa siri operator system
-    machine helpdesk
-""")
-_KINDS = _set("""
-    student students patient patients traveller travellers traveler travelers guest guests visitor visitors pupil
-    pupils learner learners passenger passengers tourist tourists beginner beginners developer developers parent
-    parents patron patrons member members player players employee employees applicant applicants teenager teenagers
-    newcomer newcomers reader readers listener listeners owner owners tenant tenants driver drivers investor investors
-    commuter commuters
-""")
-_ANYONE = _set("""
-    someone somebody anyone anybody speaker speakers party parties side sides participant participants interlocutor
-    interlocutors
-""")
-_LOOSE = _set("""
-    system machine model models operator person guest member owner party side parties sides
-""")  # also other things
-_DETERMINERS = _set("""
-    the a an this that these those some any every each all both most many several one another no which such few
-    certain our your either neither
-""")
-_POSSESSIVES = _set("his her their its my own")
-_PREPOSITIONS = _set("""
-    of for in on at to with by about from into over under than as like against between during through towards toward
-    concerning regarding across around without within along off out up per via despite behind beyond near
-""")
-_COMPOUND = _set("""
-    service services support interface interfaces account accounts manual number numbers data review reviews
-    experience agreement fees fee name names id ids settings railway care satisfaction base relations relationship
-    card cards car train trains plane kit rights error errors input inputs guide profile profiles feedback story
-    stories role roles group groups community communities portal journey churn retention requests queries
-    conversations chats sessions messages dialogues
-""")
-_PRONOUNS = {
-    "they": "",
-    "he": "",
-    "she": "",
-    "it": "assistant",
-    "he/she": "",
-    "s/he": "",
-    "we": "",
-    "you": "assistant",
-    "i": "user",
-}
-_NOT_ADJECTIVE = (
-    _DETERMINERS
-    | _POSSESSIVES
-    | _PREPOSITIONS
-    | _BE
-    | _MODAL
-    | _DO
-    | _HAVE
-    | _EDGE
-    | _set("""
-    and or but who whom whose which that where when how why what if then not never after before until once while
-    because so only also there here i you he she they it we help
-""")
-)
-_ADVERBS = _set("""
-    then later finally eventually ultimately subsequently afterwards thereafter first firstly initially originally
-    still also just again immediately instantly promptly directly suddenly quickly soon already always often now
-    therefore actually simply really even only repeatedly constantly continually persistently frequently thus hence
-    gradually slowly openly politely angrily briefly merely further instead nevertheless nonetheless lastly secondly
-    thirdly explicitly clearly silently calmly rudely wrongly mistakenly falsely happily reluctantly correctly
-    successfully
-""")
-
-
-class _Who(NamedTuple):
-    role: str
-    kept: list[_Word]  # what is said about them, such as "angry"
-    end: int  # first word after them
-    owner: bool = False  # "the user's ..."
-
-
-def _who(words: list[_Word], at: int) -> _Who | None:
-    "The side that is named at a place, with its article and up to three adjectives."
-    first, size = at, len(words)
-    marked = False
-    while at < size and at - first < 3 and (words[at].low in _DETERMINERS or words[at].low in ("two", "other", "same", "of")):
-        marked = True
-        at += 1
-    kept: list[_Word] = []
-    for _ in range(6):
-        if at >= size:
-            return None
-        low = words[at].low
-        owner = low.endswith("'s") or low.endswith("s'")
-        noun = low[:-2] if low.endswith("'s") else low[:-1] if owner else low
-        if (
-            noun in ("language", "support", "service", "human", "virtual", "ai", "other")
-            and at + 1 < size
-            and (words[at + 1].low in _ASSISTANT or words[at + 1].low in _USER or words[at + 1].low in ("staff", "team"))
-        ):
-            at += 1
-            low = words[at].low
-            noun = "agent" if low in ("staff", "team") else low
-            owner = False
-        role = (
-            "user"
-            if noun in _USER or noun in _KINDS
-            else "assistant"
-            if noun in _ASSISTANT
-            else "any"
-            if noun in _ANYONE
-            else ""
-        )
-        if role:
-            plural = noun.endswith("s") or noun in ("people", "someone", "somebody", "anyone", "anybody")
-            following = words[at + 1].low if at + 1 < size else ""
-            if (
-                noun in ("person", "speaker")
-                and not owner
-                and following in ("a", "b", "c", "x", "y", "1", "2", "one", "two")
-                and (following != "a" or words[at + 1].text == "A")
-            ):
-                return _Who("", kept, at + 2)
-            if following in _COMPOUND and not (
-                "s" in _VERBS.get(following, ())
-                and (marked or at + 2 < size and (words[at + 2].low in _DETERMINERS or words[at + 2].low in _POSSESSIVES))
-            ):
-                return None
-            if plural and any(word.low in ("but", "and", ",") for word in kept):
-                return None
-            if noun in _LOOSE and (not marked or kept):
-                return None
-            if not marked and not plural and not owner and kept:
-                return None
-            if noun in _KINDS and words[first].low != "the":
-                kept = [*kept, words[at]]
-            return _Who("" if role == "any" else role, kept, at + 1, owner)
-        if low in ("but", "and", ",") and kept and marked and words[first].low in ("a", "an", "the"):
-            kept.append(words[at])
-            at += 1
-            continue
-        if low in _NOT_ADJECTIVE or low[0] in "\"“'‘«" or (low in _VERBS and not low.endswith(("ed", "ing"))):
-            return None
-        kept.append(words[at])
-        at += 1
-    return None
-
-
-def _verbish(words: list[_Word], at: int) -> bool:
-    "Whether what stands at a place can go on after a subject."
-    return at < len(words) and words[at].low not in (_PREPOSITIONS - {"like"}) | {
-        "and",
-        "or",
-        ",",
-        ".",
-        ";",
-        "&",
-        "but",
-        "?",
-        "!",
-    }
-
-
-def _subject(words: list[_Word], at: int) -> _Who | None:
-    "A side that is named at a place and then does something."
-    who = _who(words, at)
-    if who and _verbish(words, who.end):
-        bare = who.end - at == 1 and not who.owner and not words[at].low.endswith("s") and words[at].low not in ("people",)
-        if not bare or words[at].low in _ANYONE or _acts(words, who.end):
-            return who
-    if at < len(words) and words[at].low in _PRONOUNS and _verbish(words, at + 1):
-        return _Who("pronoun", [], at + 1)
-    if at + 1 < len(words) and words[at].low in ("nobody", "none") or [w.low for w in words[at : at + 2]] == ["no", "one"]:
-        return _Who("nobody", [], at + 1 + (words[at].low == "no"))
-    return None
-
-
-_MANNERS = _set("""
-    rude polite impolite friendly unfriendly wrong helpful unhelpful slow cold formal informal late calm patient
-    stubborn sorry nice mean hostile aggressive sarcastic
-""")
-
-
-def _acts(words: list[_Word], at: int) -> bool:
-    "Whether a verb, an auxiliary or a feeling stands at a place, adverbs left out."
-    while at < len(words) and words[at].low in _ADVERBS:
-        at += 1
-    return at < len(words) and (
-        words[at].low in _VERBS
-        or words[at].low in _BE
-        or words[at].low in _FEELINGS | _MANNERS
-        or words[at].low in (":", "who", "not", "never", "keeps", "keep")
-    )
-
-
-_SPEECH = _set("""
-    that whether if how why what because where who which since as
-""")
-
-
-def _inside(words: list[_Word]) -> bool:
-    "Whether the clause so far is inside of something said, asked or explained."
-    who = _subject(words, 0)
-    at = who.end + 1 if who else 1
-    for at in range(at, len(words)):
-        if words[at].low in _SPEECH and (
-            who
-            or words[at].low not in ("that", "which", "who")
-            or any(word.low in _VERBS and word.low not in _ALSO_NOUNS for word in words[:at])
-        ):
-            return True
-    return False
-
-
-def _nominal(words: list[_Word]) -> bool:
-    return (
-        bool(words)
-        and not _subject(words, 0)
-        and not any(word.low in _BE or word.low in _MODAL or word.low in _DO for word in words)
-    )
-
-# %% ../../nbs/retrieval/08_grammar.ipynb #d7700019
-_FEELINGS = _set("""
-    angry anger annoyed annoyance anxious anxiety frustrated frustration furious fury irritated irritation worried
-    worry worries afraid fear fears scared nervous nervousness upset sad sadness unhappy disappointed disappointment
-    disgruntled dissatisfied dissatisfaction delighted delight happy happiness glad joy joyful excited excitement
-    enthusiastic enthusiasm grateful gratitude thankful relieved relief satisfied satisfaction confused confusion
-    bewildered overwhelmed impatient impatience embarrassed embarrassment ashamed shame guilt jealous jealousy envy
-    lonely loneliness surprised surprise astonishment shocked shock hopeful hope desperate desperation despair regret
-    regretful bored boredom sceptical skeptical scepticism curious curiosity distrust mistrust resentment outrage
-    outraged indignation hesitant hesitation contempt hatred hostility panic panicked dismay displeasure discontent
-    bitterness bitter stressed stress uncertainty uncertain homesick exasperated exasperation amused amusement proud
-    pride
-""")
-_USER_NOUNS = _FEELINGS | _set("""
-    question questions complaint complaints request requests praise thanks feedback doubt doubts concern concerns
-    inquiry inquiries enquiry enquiries criticism grievance grievances wish wishes plea pleas
-""")
-# With a form of "be", done by the other side: "the user is told".
-_DONE_TO = _set("""
-    asked told given offered refused denied warned cautioned advised corrected interrupted transferred declined
-    reminded recommended shown promised informed misunderstood ignored contradicted thanked insulted urged instructed
-    invited requested encouraged pressed prompted questioned challenged praised criticised criticized blamed accused
-    scolded reassured comforted threatened confronted congratulated greeted mocked persuaded convinced lectured
-    patronised patronized flattered complimented referred redirected handed quoted sent answered notified connected
-    guided sold quizzed tricked coaxed begged ordered forbidden allowed helped dismissed rebuffed taught
-""")
-_REACTIONS = _set("""
-    reject accept decline refuse question correct ignore dislike criticise criticize approve confirm answer
-    misunderstand turn point wave brush resist dispute contradict dismiss deny doubt challenge praise mock overlook
-    notice regret protest oppose withdraw fulfil fulfill refute rebuff disagree appreciate resent grant honour
-""")
-_REACTIONS = frozenset(form for base in _REACTIONS for form in _inflected(base))
-_EVENT = re.compile(r"(?:tion|sion|ment|sal|ance|ence|ology|ization|isation|ure|ing)s?$")
-_EVENTS = _FEELINGS | _set("""
-    answer answers apology apologies advice argument attempt attempts complaint complaints delay error errors
-    explanation failure fix greeting goodbye help hint idea insult joke joint lie lies mistake mistakes offer offers
-    payment price prompt proposal purchase question questions quote reason reasons refusal refund rejection reply
-    replies request response result results setback slip solution source reference suggestion summary threat thanks
-    trial trouble turn warning warnings word words disclaimer evidence progress proof comment confirmation
-    clarification correction diagnosis list denial draft step steps diversion digression detour silence
-    misunderstanding promise outburst protest objection
-""")
-_TIMES_OF_DAY = _set("""
-    work lunch dinner breakfast supper school class college midnight noon dark dawn sunset sunrise hours hour day days
-    week weeks month months year years minute minutes second seconds tomorrow yesterday today tonight monday tuesday
-    wednesday thursday friday saturday sunday christmas easter weekend holiday holidays summer winter spring autumn
-    fall january february march april may june july august september october november december birth retirement
-    bedtime tea now then end evening morning afternoon night bed hand fact all
-""")
-
-# %% ../../nbs/retrieval/08_grammar.ipynb #a75b9641
-_TALKS = frozenset(
-    form
-    for noun in """
-    conversation chat dialogue dialog session discussion exchange interaction transcript log thread talk call case
-    example instance moment situation passage message place consultation meeting interview conversation-log
-""".split()
-    for form in (noun, noun + "s")
-)
-_BOUND = _set("""
-    call case place message messages moments instances examples situations meetings interviews moment instance example
-    talk meeting interview situation calls cases places talks thread threads exchange exchanges log logs
-""")  # other things too: a frame only after a verb such as "find" or before "where"
-_ASK = re.compile(
-    r"(?:(?:hi|hello|hey|please|kindly|now|ok|okay)[ ,]+)*"
-    r"(?:(?:can|could|would|will) (?:you|we|i) (?:please |kindly )?)?"
-    r"(?:(?:please )?(?:find|show|give|list|get|fetch|retrieve|search for|search|look for|look up|display|identify|locate|return|bring up|"
-    r"pull up|pull out|pull|filter|select|collect|spot|surface|extract|dig up)(?: (?:me|us|out|up))*(?: for)?\b"
-    r"|i(?:'m| am) (?:looking|searching) for\b|we(?:'re| are) (?:looking|searching) for\b|looking for\b(?= \w+ (?:where|in which|that))"
-    r"|(?:i|we)(?:'d| would)? (?:like|want|need|wish)(?: to (?:see|find|read|get|know|look at))?(?= (?:all|any|every|some|the|a|each|"
-    r"conversations?|chats?|dialog(?:ue)?s?|sessions?|examples?|users?|customers?)\b)"
-    r"|(?:are|is|were) there\b|do we have(?= )|what are\b|tell me(?: about)?"
-    r"|let me see)?",
-    re.IGNORECASE,
-)
-_MAYBE_ASK = _set("""
-    return get collect select filter pull spot list extract give display surface bring look show search fetch identify
-""")
-_QUANTITY = _set("""
-    all any every each some the a an of those these most many few several other just only examples instances cases our
-    occurrences example me us more up to five ten three two that this
-""")
-_OPENING = (
-    ("how", "often"),
-    ("how", "many"),
-    ("where",),
-    ("when",),
-    ("why",),
-    ("which",),
-    ("what",),
-    ("who",),
-    ("whose",),
-    ("in", "which"),
-    ("how",),
-    ("do",),
-    ("does",),
-    ("did",),
-    ("is",),
-    ("are",),
-    ("has",),
-    ("have",),
-)
-_BEGIN, _END = (
-    _set("""
-    begin begins began beginning start starts started starting open opens opened opening
-"""),
-    _set(
-        """
-    end ends ended ending close closes closed closing conclude concludes concluded concluding finish finishes finished
-    finishing
-"""
-    ),
-)
-_ABOUT = _set("about on concerning regarding around covering re")
-_ABOUT_PHRASES = (
-    ("related", "to"),
-    ("relating", "to"),
-    ("dealing", "with"),
-    ("to", "do", "with"),
-    ("having", "to", "do", "with"),
-    ("deal", "with"),
-    ("deals", "with"),
-    ("are", "about"),
-    ("is", "about"),
-    ("revolve", "around"),
-    ("revolving", "around"),
-    ("concern",),
-    ("concerns",),
-    ("discuss",),
-    ("discussing",),
-    ("focus", "on"),
-    ("focused", "on"),
-    ("focusing", "on"),
-    ("centred", "on"),
-    ("centered", "on"),
-    ("touch", "on"),
-    ("touching", "on"),
-    ("devoted", "to"),
-    ("cover",),
-    ("on", "the", "subject", "of"),
-    ("on", "the", "topic", "of"),
-    ("with", "regard", "to"),
-    ("in", "the", "area", "of"),
-    ("talking", "about"),
-    ("were", "about"),
-    ("was", "about"),
-)
-_WHERE = (
-    ("where",),
-    ("wherein",),
-    ("whereby",),
-    ("in", "which"),
-    ("during", "which"),
-    ("in", "where"),
-    ("on", "which"),
-    ("when",),
-    ("in", "that"),
-    ("such", "that"),
-    ("with", "the", "following", ":"),
-    (":",),
-)
-
-
-def _starts(words: list[_Word], at: int, phrase: tuple[str, ...]) -> bool:
-    if at >= len(words) or words[at].low != phrase[0]:
-        return False
-    return len(words) >= at + len(phrase) and all(words[at + i].low == word for i, word in enumerate(phrase))
-
-
-def _which(words: list[_Word], at: int, phrases: Iterable[tuple[str, ...]]) -> int:
-    "Length of the longest of the phrases that stands at a place, or 0."
-    if at >= len(words):
-        return 0
-    low = words[at].low
-    return max((len(phrase) for phrase in phrases if phrase[0] == low and _starts(words, at, phrase)), default=0)
-
-
-class _Frame(NamedTuple):
-    plain: list[_Word]  # without the frame
-    body: list[_Word]  # what is to be taken apart
-    topic: list[_Word]  # of the whole conversation
-    forbidden: bool = False  # whether that is what it must not be
-
-
-def _frame(words: list[_Word], text: str) -> _Frame:
-    "Take the frame off."
-    asked = _ASK.match(text).end()
-    at, length = 0, 0
-    for at, word in enumerate(words):  # how many words the match covers
-        length = text.find(word.text, length)
-        if length >= asked:
-            break
-        length += len(word.text)
-    else:
-        at = 0
-    ask = at > 0
-    if (
-        ask
-        and words[0].low in _MAYBE_ASK
-        and words[at].low not in _QUANTITY | _TALKS | _USER | _ASSISTANT
-        and words[at - 1].low not in ("me", "us", "for", "out", "up")
-    ):
-        ask, at = False, 0
-    start = at
-    while at < len(words) and words[at].low in _QUANTITY and at - start < 6:
-        at += 1
-    for talk in range(at, min(at + 4, len(words))):
-        low = words[talk].low
-        if low in _TALKS:
-            where = _which(words, talk + 1, _WHERE)
-            if (
-                low in _BOUND
-                and not where
-                and not (low.startswith("message") and ask)
-                and not (
-                    talk + 1 < len(words)
-                    and (_which(words, talk + 1, _ABOUT_PHRASES) or words[talk + 1].low in ("about", "regarding", "concerning"))
-                )
-            ):
-                break
-            if low in _BOUND and not (ask or where) and any(word.low in _USER | _ASSISTANT for word in words[at:talk]):
-                break
-            if low.startswith("message") and not where:
-                if words[talk + 1 :] and words[talk + 1].low in ("that", "which", "with", "containing"):
-                    rest = words[
-                        talk + 2 + (words[min(talk + 2, len(words) - 1)].low in ("contain", "include", "have", "are")) :
-                    ]
-                    return _Frame(rest, rest, [])
-                break
-            return _talks(words, start, at, talk, where)
-        if low in _NOT_ADJECTIVE or (low in _VERBS and low not in _ALSO_NOUNS and not low.endswith(("ed", "ing"))):
-            break
-    for phrase in _OPENING:
-        if _starts(words, start, phrase) and len(words) > start + len(phrase):
-            return _question(words, start, phrase)
-    for stop in range(start + 1, len(words) - 3):  # "disputes about a bill in which the user gives way"
-        if (
-            (length := _which(words, stop, _WHERE[:6]))
-            and words[stop].low != "when"
-            and _subject(words, stop + length)
-            and (_nominal(words[start:stop]) and not _who(words, start) and not _inside(words[start:stop]))
-        ):
-            return _Frame(words[start:], words[stop + length :], words[start:stop])
-    return _Frame(words[start:], words[start:], [])
-
-
-def _question(words: list[_Word], start: int, phrase: tuple[str, ...]) -> _Frame:
-    at = start + len(phrase)
-    rest = words[at:]
-    if phrase == ("how",) and not (
-        rest[0].low in _DO or rest[0].low in _BE or rest[0].low in _MODAL
-    ):  # "how to", "how vaccines work"
-        return _Frame(words[start:], words[start:], [])
-    if phrase == ("when",) and not (rest[0].low in _DO or rest[0].low in _BE or rest[0].low in _HAVE):
-        return _Frame(words[start:], words[start:], [])  # "when users talk about money, ..."
-    if phrase in (("what",), ("which",), ("whose",)):
-        if rest[0].low in _TALKS:
-            return _talks(words, start, start + 1, start + 1, _which(words, start + 2, _WHERE))
-        if phrase == ("what",) and rest[0].low in ("happens", "happened") and len(rest) > 1:
-            return _Frame(rest[1:], rest[1:], [])
-        if phrase == ("what",) and rest[0].low not in _DO:
-            return _Frame(words[start:], words[start:], [])
-    if phrase == ("who",):
-        return _Frame(words[start:], [_Word("users", "users", True), *rest], [])
-    if rest[0].low in _DO and len(rest) > 1:
-        rest = rest[1:]
-    elif phrase[-1] in _BE or rest[0].low in _BE or rest[0].low in ("has", "have"):
-        be = words[start] if phrase[-1] in _BE or phrase[-1] in ("has", "have") else rest.pop(0)
-        if who := _who(rest, 0):  # "is the user asked": put into the order of a statement
-            rest = [*rest[: who.end], be._replace(text=be.low), *rest[who.end :]]
-        else:
-            rest = [be, *rest]
-    return _Frame(rest, rest, [])
-
-
-def _talks(words: list[_Word], start: int, described: int, talk: int, where: int) -> _Frame:
-    "A frame with a noun for conversations at `talk`; its adjectives begin at `described`."
-    at = talk + 1
-    adjectives = [
-        word
-        for word in words[described:talk]
-        if word.low
-        not in _set("""
-    relevant past recent previous such support customer user users' real whole complete
-""")
-    ]
-    if at == len(words):
-        return _Frame(words[start:], [], words[start:])
-    if where:
-        return _Frame(words[at + where :], words[at + where :], [*adjectives, words[talk]] if adjectives else [])
-    relative = words[at].low in ("that", "which")
-    inner = at + relative
-    about = _which(words, inner, _ABOUT_PHRASES) or (1 if inner < len(words) and words[inner].low in _ABOUT else 0)
-    if not about and words[talk].low.startswith("discussion") and words[inner].low == "of":
-        about = 1
-    if about:
-        end = inner + about
-        stop = next(
-            (
-                i
-                for i in range(end + 1, len(words))
-                if _which(words, i, _WHERE)
-                and words[i].low not in ("on", ":")
-                or words[i].low in ("that", "with", ",", "-")
-                and _subject(words, i + 1)
-                and (words[i].low != "that")
-                or words[i].low == "with"
-                and _who(words, i + 1)
-            ),
-            len(words),
-        )
-        topic = words[end:stop]
-        if adjectives:
-            topic = [*words[described : talk + 1], *words[inner:stop]]
-        skip = _which(words, stop, _WHERE) or (1 if stop < len(words) else 0)
-        return _Frame(words[end:], words[stop + skip :], topic)
-    if inner < len(words) and words[inner].low in ("without", "lacking") and inner + 1 < len(words):
-        return _Frame(words[inner:], words[inner:], adjectives)
-    if inner < len(words) and words[inner].low in (
-        "with",
-        "between",
-        "by",
-        "from",
-        "involving",
-        "featuring",
-        "containing",
-        "of",
-        "showing",
-    ):
-        rest = words[inner + 1 :]
-        if (
-            words[inner].low == "with"
-            and (who := _who(rest, 0))
-            and who.end < len(rest)
-            and (rest[who.end].low in _ABOUT or _which(rest, who.end, _ABOUT_PHRASES))
-        ):
-            size = _which(rest, who.end, _ABOUT_PHRASES) or 1  # "chats with elderly users about phones"
-            return _Frame(rest, rest[: who.end], [*adjectives, *rest[who.end + size :]])
-        return _Frame(rest, rest, adjectives and [*adjectives, words[talk]])
-    if inner + 1 < len(words):
-        if words[inner].low in (
-            "contain",
-            "contains",
-            "show",
-            "shows",
-            "include",
-            "includes",
-            "involve",
-            "involves",
-            "feature",
-            "features",
-            "have",
-            "has",
-            "display",
-        ):
-            return _Frame(words[inner + 1 :], words[inner + 1 :], adjectives)
-    first = words[inner].low if inner < len(words) else ""
-    second = words[inner + 1].low if inner + 1 < len(words) else ""
-    if first in _BEGIN | _END and second == "without" and inner + 2 < len(words):
-        return _Frame(words[inner:], words[inner + 1 :], [])
-    placed = first in _BEGIN | _END and second in ("with", "by", "in", "on", "as", "out", "off", "up", "and")
-    if placed or (first in _DO and second in ("not", *_BEGIN, *_END)) or first in _FROM_TO or first == "show":
-        return _Frame(words[inner:], words[inner + (first == "show") :], [*adjectives, words[talk]] if adjectives else [])
-    if _subject(words, inner) and not relative:
-        return _Frame(words[inner:], words[inner:], [*adjectives, words[talk]] if adjectives else [])
-    return _Frame(words[inner:], [], [*words[described : talk + 1], *words[inner:]] if adjectives else words[inner:])
-
-
-_FROM_TO = frozenset(
-    form
-    for base in (
-        "turn",
-        "go",
-        "change",
-        "switch",
-        "move",
-        "shift",
-        "drift",
-        "swing",
-        "jump",
-        "slide",
-        "pass",
-        "progress",
-        "evolve",
-        "develop",
-        "escalate",
-    )
-    for form in _inflected(base)
-)
-
-# %% ../../nbs/retrieval/08_grammar.ipynb #164bcf9e
-# kind: "later", "next": a new clause after this one. "after", "afternext": what follows comes first. "before": it comes after.
-_PHRASES: dict[str, list[tuple[tuple[str, ...], str]]] = {}
-for _kind, _phrases in {
-    "later": "after which|only to|followed by|is followed by|are followed by|was followed by|gets followed by|followed later by|"
-    "leading to|which leads to|before finally|before eventually|and eventually|resulting in|until finally|until eventually|"
-    "followed eventually by|that leads to|that is followed by|which is followed by|that are followed by|that was followed by",
-    "next": "followed immediately by|immediately followed by|followed directly by|directly followed by|followed at once by|"
-    "is immediately followed by|is directly followed by",
-    "after": "after|each time|every time|only after|once|only once|following|whenever|when|although|even though|though|despite|in spite of|having|"
-    "even after|shortly after|some time after|soon after|long after|as a result of|because of|when faced with|not until|"
-    "but not until|but only after|but only once|but only when|only when|until after|from the moment|now that",
-    "afternext": "as soon as|in response to|in reply to|in answer to|in reaction to|as a reaction to|as a response to|right after|"
-    "immediately after|directly after|just after|straight after|the moment|upon|in the very next message after|"
-    "in the next message after|in the message after|immediately upon|immediately following|right when|responding to|"
-    "the very next message after|at once after",
-    "before": "before|until|prior to|till|just before|right before|shortly before|even before|up until|long before",
-    "with": "while|whereas|at the same time as|whilst|as",
-}.items():
-    for _phrase in _phrases.split("|"):
-        _tuple = tuple(_phrase.split())
-        _PHRASES.setdefault(_tuple[0], []).append((_tuple, _kind))
-for _list in _PHRASES.values():
-    _list.sort(key=lambda item: -len(item[0]))
-_THEN = {
-    ("then",),
-    ("later",),
-    ("later", "on"),
-    ("afterwards",),
-    ("afterward",),
-    ("after", "that"),
-    ("subsequently",),
-    ("thereafter",),
-    ("finally",),
-    ("eventually",),
-    ("in", "the", "end"),
-    ("at", "last"),
-    ("ultimately",),
-    ("lastly",),
-    ("next",),
-    ("a", "little", "later"),
-    ("some", "messages", "later"),
-    ("some", "turns", "later"),
-    ("some", "time", "later"),
-    ("a", "few", "messages", "later"),
-    ("a", "few", "turns", "later"),
-    ("several", "turns", "later"),
-    ("several", "messages", "later"),
-    ("much", "later"),
-    ("shortly", "after"),
-    ("soon", "after"),
-    ("soon", "afterwards"),
-    ("second",),
-    ("secondly",),
-    ("thirdly",),
-    ("third",),
-    ("after", "a", "while"),
-    ("later", "in", "the", "conversation"),
-    ("further", "on"),
-    ("as", "a", "result"),
-    ("in", "turn"),
-    ("a", "moment", "later"),
-    ("only", "later"),
-    ("still", "later"),
-    ("shortly", "afterwards"),
-    ("following", "that"),
-    ("by", "the", "end"),
-    ("at", "the", "end"),
-    ("at", "the", "close"),
-    ("towards", "the", "end"),
-    ("in", "return"),
-    ("only", "then"),
-    ("now",),
-    ("from", "then", "on"),
-    ("after", "this"),
-    ("one", "message", "later"),
-    ("two", "messages", "later"),
-}
-_AT_ONCE = {
-    ("immediately",),
-    ("instantly",),
-    ("promptly",),
-    ("at", "once"),
-    ("right", "away"),
-    ("straight", "away"),
-    ("directly",),
-    ("on", "the", "spot"),
-    ("straightaway",),
-    ("in", "the", "next", "message"),
-    ("in", "the", "very", "next", "message"),
-    ("in", "response"),
-    ("in", "reply"),
-    ("without", "delay"),
-    ("in", "the", "next", "turn"),
-}
-_LEADING = _THEN | _AT_ONCE
-_SEPARATORS = _set(", ; and but yet so & . -> => → – — - | / plus") - {"/"}
-_STRONG = _set("; . -> => → | ? !")
-_PARTICIPLES_ALONE = _DONE_TO | {"confronted", "faced"}
-
-
-_SPEAKERS = {role: [_Word("the", "the", True), _Word(role, role, True)] for role in ROLES} | {
-    "": [_Word("someone", "someone", True)]
-}
-
-
-_BARE = _set("user customer client bot chatbot assistant agent ai")
-
-
-class _Step(NamedTuple):
-    link: str  # "", "later", "next", "same", "with" or "never"
-    words: list[_Word]
-
-
-_TURNS = _set("""
-    turn turns turned become becomes became grow grows grew go goes went turning becoming growing
-""")
-_AFTER_VERBS = _set("""
-    it them him us that to whether how why up down out off back again anyway away
-""")
-
-
-def _kinds(words: list[_Word]) -> set[str]:
-    "The form of the first verb of a clause."
-    who = _subject(words, 0) or _who(words, 0)
-    at = who.end if who else 0
-    while at < len(words) and (
-        words[at].low in _ADVERBS or words[at].low in ("who", "that", "which", ":", ",", "not", "never")
-    ):
-        at += 1
-    if at >= len(words):
-        return set()
-    if words[at].low in _VERBS:
-        kinds = _VERBS[words[at].low]
-        return kinds | {"past"} if words[at].low in _HAVE else kinds
-    low = words[at].low
-    for other in words[at : at + 8]:
-        if not who and other.low in _VERBS and "s" in _VERBS[other.low] and other.low not in _ALSO_NOUNS:
-            return _VERBS[other.low]
-    if who:
-        return {"ing"} if low.endswith("ing") else {"past"} if low.endswith("ed") else {"s"} if low.endswith("s") else {"base"}
-    return set()
-
-
-def _same(words: list[_Word], at: int, kinds: set[str]) -> bool:
-    "Whether another act of the same subject begins at a place."
-    marked = False
-    while at < len(words) and (
-        words[at].low in _ADVERBS
-        or words[at].low in ("never", "not")
-        or _starts(words, at, ("no", "longer"))
-        or words[at].low == "longer"
-    ):
-        marked |= words[at].low in ("then", "never", "still", "even", "also", "finally", "immediately", "again")
-        at += 1
-    if at >= len(words):
-        return False
-    low, following = words[at].low, words[at + 1].low if at + 1 < len(words) else ""
-    found = _VERBS.get(low)
-    if not found:  # an unknown word in the form of a verb, with what only a verb has after it
-        found = {"s"} if low.endswith("s") else {"ing"} if low.endswith("ing") else {"past"} if low.endswith("ed") else set()
-        return (
-            bool(found & kinds)
-            and (following in _DETERMINERS | _POSSESSIVES or following in _AFTER_VERBS)
-            and (found != {"past"} or kinds == {"past"})
-        )
-    if not found & kinds:
-        return False
-    if (
-        marked
-        or words[at].low not in _ALSO_NOUNS
-        or words[at].low in _TURNS
-        and following
-        and following not in (_PREPOSITIONS | _NOT_ADJECTIVE)
-        or (
-            words[at].low in _END | _FROM_TO
-            and at + 1 < len(words)
-            and words[at + 1].low in ("with", "in", "by", "on", "to", "from")
-        )
-    ):
-        return True
-    return following in _DETERMINERS | _POSSESSIVES - {"own"} or following in _AFTER_VERBS or bool(_who(words, at + 1))
-
-
-def _event(words: list[_Word], at: int) -> bool:
-    "Whether a noun phrase at a place is something that happens, not a time of day."
-    if at >= len(words):
-        return False
-    if _who(words, at):
-        return True
-    low = words[at].low
-    if (
-        low in _DETERMINERS
-        or low in _POSSESSIVES
-        or low in ("being", "having", "repeated", "receiving", "long", "much", "initial", "two")
-    ):
-        near = [word.low for word in words[at + 1 : at + 4]]
-        return (
-            bool(near)
-            and near[0] not in _TIMES_OF_DAY
-            and not (near[1:] and near[0] in ("few", "couple", "long", "very") and near[-1] in _TIMES_OF_DAY)
-        )
-    if low in _TIMES_OF_DAY or low[0].isdigit():
-        return False
-    return low in _EVENTS or bool(_EVENT.search(low)) or (at + 1 < len(words) and words[at + 1].low in _EVENTS)
-
-
-def _finite_soon(words: list[_Word], at: int, reach: int = 7) -> bool:
-    return any(word.low in _BE or word.low in _MODAL or word.low in _HAVE for word in words[at : at + reach])
-
-
-def _allowed(phrase: tuple[str, ...], kind: str, words: list[_Word], at: int, clause: list[_Word]) -> bool:
-    "Whether an ordering phrase at `at` orders here, the clause so far being `clause`."
-    end = at + len(phrase)
-    if end >= len(words):
-        return False
-    key, following = phrase[-1], words[end].low
-    subject = _subject(words, end)
-    lead = not clause
-    if (
-        following in ("or", "and", ",", ".", "?", "another")
-        or following == "the"
-        and words[min(end + 1, len(words) - 1)].low == "other"
-    ):
-        return False
-    if not lead and clause[0].low in ("what", "how", "things") and not subject:
-        return False
-    if not lead and _inside(clause) and not subject:
-        return False
-    if phrase[0] == "having":
-        return lead and not subject and (at == 0 or words[at - 1].low in _SEPARATORS)
-    if phrase[0] in ("although", "though", "even") and len(phrase) < 3 and key != "after":
-        return True
-    if key in ("when", "whenever"):
-        if following == "it" and words[min(end + 1, len(words) - 1)].low in ("comes", "came"):
-            return False
-        return bool(subject) or following in _PARTICIPLES_ALONE or (lead and _finite_soon(words, end)) or following == "being"
-    if key in ("once", "moment", "that", "time"):
-        return bool(subject) or following in _PARTICIPLES_ALONE or (following in _DETERMINERS and _finite_soon(words, end))
-    if key == "until" and phrase[0] not in ("not", "but"):
-        return (
-            bool(subject)
-            or (following in _DETERMINERS | _POSSESSIVES and _finite_soon(words, end))
-            or following in _PARTICIPLES_ALONE
-        )
-    if key == "following":
-        before = clause[-1].low if clause else ""
-        return lead or (_event(words, end) and before not in _BE and not _who(clause[-2:], 0) and before not in ("not", "of"))
-    if phrase in (("before",), ("prior", "to")) and not subject and following.endswith("ing") and not lead:
-        return True
-    if key == "as" and len(phrase) == 1:
-        return lead and bool(subject)
-    if kind == "with":
-        return bool(subject) and subject.role != "pronoun" or (lead and bool(subject))
-    if key in ("after", "before", "upon") or phrase == ("because", "of"):
-        if phrase == ("because", "of"):
-            return False
-        return bool(subject) or following.endswith("ing") or _event(words, end) or (lead and following not in _TIMES_OF_DAY)
-    return True
-
-
-def _phrase(words: list[_Word], at: int, clause: list[_Word]) -> tuple[tuple[str, ...], str] | None:
-    for phrase, kind in _PHRASES.get(words[at].low, ()):
-        if _starts(words, at, phrase) and _allowed(phrase, kind, words, at, clause):
-            return phrase, kind
-    return None
-
-
-def _without(words: list[_Word], at: int, clause: list[_Word]) -> bool:
-    "Whether *without* at a place forbids something: an act, or a thing that is said."
-    if at + 1 >= len(words) or (clause and _inside(clause)):
-        return False
-    low = words[at + 1].low
-    if low.endswith("ing") and low not in ("anything", "nothing", "something"):
-        return True
-    noun = next((word.low for word in words[at + 1 : at + 5] if word.low in _EVENTS), "")
-    if clause and _who(clause, 0) and _who(clause, 0).end == len(clause):  # "an assistant without the means"
-        return False
-    return not clause or bool(noun) and low in _DETERMINERS | {"giving", "further", "first", "prior", noun}
-
-
-def _closes(words: list[_Word], at: int) -> bool:
-    "Whether an end of the conversation is named soon after a place."
-    lows = [word.low for word in words[at : at + 12]]
-    return any(lows[i : i + 2] == ["the", "end"] for i in range(len(lows)))
-
-
-def _statement(words: list[_Word], at: int) -> bool:
-    "Whether a thing, not a side, is the subject of what begins at a place: *the invitation is turned down*."
-    if words[at].low not in _DETERMINERS | _POSSESSIVES:
-        return False
-    clear = at > 0 and words[at - 1].low in ("but", "yet") or at > 1 and words[at - 2].low == ","
-    for word in words[at + 2 : at + (9 if clear else 5)]:
-        if (
-            word.low in _BE
-            or word.low in _MODAL
-            or word.low in _HAVE
-            or (words[at + 2].low in ("one", "ones") and "past" in _VERBS.get(word.low, ()))
-            or ("s" in _VERBS.get(word.low, ()) and word.low not in _ALSO_NOUNS)
-        ):
-            return True
-        if word.low in _PREPOSITIONS and not clear or word.low in _SPEECH or word.low in _SEPARATORS:
-            return False
-    return False
-
-
-def _clauses(words: list[_Word]) -> list[_Step]:
-    "Take the body apart: clauses in the order in which they happen, each with its link to the one before."
-    steps: list[_Step] = []
-    clause: list[_Word] = []
-    link, at, size = "", 0, len(words)
-    place: tuple[int, str] | None = None  # where the clause goes when it comes before a step that is there already
-    leading = ""  # the clause stands before its main clause: what the main clause's link will be
-    held: list[_Word] | None = None  # a leading clause that comes after its main clause
-    main: set[str] = set()  # the form of the last main verb
-    waiting: list[_Word] = []  # a subject that stands before a leading clause
-    speaker: list[_Word] = []  # the last subject, if it is one of the sides
-
-    def close() -> None:
-        nonlocal clause, link, place, leading, held, main, speaker
-        while clause and (
-            clause[-1].low in _SEPARATORS
-            or (clause[-1].low == "first" and len(clause) > 1 and clause[-2].low not in ("at", "the", "very"))
-        ):
-            clause.pop()
-        if not clause:
-            return
-        if not leading and link != "never" and place is None:
-            main = _kinds(clause)
-        if who := _subject(clause, 0) or _who(clause, 0):
-            if who.role == "pronoun":
-                speaker = clause[:1]
-            else:
-                speaker = _SPEAKERS.get(who.role, []) if not who.owner else []
-        elif link != "never":
-            speaker = []
-        if leading:
-            if leading == "before":
-                held, link = clause, link
-            else:
-                steps.append(_Step(link, clause))
-                link = leading
-            leading, clause = "", []
-            return
-        if place is not None:
-            index, order = place
-            ruled = steps[index]
-            steps[index : index + 1] = [
-                _Step(ruled.link if ruled.link in ("later", "next", "and") else "", clause),
-                _Step("never" if ruled.link == "never" else order, ruled.words),
-            ]
-            place = None
-        else:
-            steps.append(_Step(link, clause))
-            if held is not None:
-                steps.append(_Step("later", held))
-                held = None
-        clause, link = [], "later"
-
-    def passed(first: int, last: int) -> int:
-        "Where the clause goes on after leading words; those that name a place in the conversation stay with it."
-        return first if words[first].low in ("by", "at", "towards") else last
-
-    def speaker_of(clause: list[_Word]) -> bool:
-        who = _who(clause, 0)
-        return bool(who) and not who.owner and who.end < len(clause) and clause[who.end].low in _PREPOSITIONS | {"who"}
-
-    cleft = (
-        size > 4 and words[0].low == "it" and words[1].low in ("is", "was") and words[2].low in ("only", "not", "after", "when")
-    )
-    if cleft:  # "it is only after a warning that the user ..."
-        at = 2
-    listing = False  # nominal parts one after the other
-    while at < size:
-        low = words[at].low
-        if cleft and leading and low == "that" and clause and _subject(words, at + 1):
-            close()
-            at += 1
-            continue
-        if low in _SEPARATORS and (low not in ("-", "–", "/") or words[at].space):
-            end, seen = at, set()
-            while end < size and words[end].low in _SEPARATORS and end - at < 4:
-                seen.add(words[end].low)
-                end += 1
-            if marks_do := _which(words, end, [("only", "then")]):
-                if end + marks_do < size and words[end + marks_do].low in _DO and _subject(words, end + marks_do + 1):
-                    close()
-                    link, at = "later", end + marks_do + 1
-                    continue
-            if (
-                clause
-                and (length := _which(words, end, _WHERE[:6]))
-                and end + length < size
-                and words[end].low not in ("when", "on")
-                and (_subject(words, end + length) or words[end + length].low in (",", "at", "by"))
-            ):
-                end += length
-                end += words[end].low == "," and end + 1 < size
-            marks = end
-            while (length := _which(words, marks, _LEADING)) and marks + length < size:
-                marks += length
-            comma_ends = leading and "," in seen
-            same = (
-                bool(clause) and marks > end and not (words[min(marks, size - 1)].low in _DETERMINERS or _subject(words, marks))
-            )
-            if end >= size:
-                break
-            forward = None
-            if comma_ends and clause:
-                forward = "lead"
-            elif clause and (
-                marks > end and (words[end].low not in ("second", "third", "next", "now", "directly") or "," in seen)
-            ):
-                forward = "later"
-            elif (
-                clause
-                and (phrase := _phrase(words, end, clause))
-                and phrase[1] in ("after", "afternext", "before")
-                and ("and" in seen or "." in seen or ";" in seen)
-            ):
-                forward = "later"
-            elif (
-                clause
-                and _subject(words, end)
-                and not (_who(clause, 0) and _who(clause, 0).end >= len(clause))
-                and not (seen == {"and"} and _who(clause[-3:], 0) and not _acts(words, _subject(words, end).end))
-            ):
-                forward = "with" if words[_subject(words, end).end].low in ("who", "that") and "and" in seen else "and"
-            elif clause and "," in seen and words[end].low in ("which", "who", "whom") and _subject(words, end + 1):
-                end, forward = end + 1, "later"
-            elif (
-                clause
-                and "but" in seen
-                and _closes(words, end)
-                and (_cut(clause, _FIRST) is not None or any(word.low in ("first", "initially") for word in clause))
-            ):
-                forward, same = "later", True
-            elif clause and not _inside(clause) and _statement(words, end):
-                forward = "and"
-            elif (
-                clause
-                and _same(words, end, _kinds(clause) | (main if link == "never" or place is not None else set()))
-                and not (_inside(clause) and not (_subject(clause, 0) or _who(clause, 0)))
-            ):
-                forward = "same"
-            elif clause and seen & _STRONG:
-                forward = "later"
-            elif len(clause) > 1 and clause[-1].low in ("first", "initially") and clause[-2].low != "the" and "," in seen:
-                forward = "later"
-            elif (
-                clause
-                and ("," in seen or listing)
-                and words[end].low in _DETERMINERS
-                and _nominal(clause)
-                and not (_inside(clause))
-                and any(word.low == "and" for word in words[max(end - 1, 0) :])
-                and not _who(clause, 0)
-            ):
-                forward, listing = "later", True
-            elif clause and words[end].low in ("no", "without", "never") and words[end].low != "without" and "but" in seen:
-                forward = "same"
-            elif clause and words[end].low == "without" and _without(words, end, clause):
-                at = end
-                continue
-            if forward:
-                if forward == "lead":
-                    close()
-                    forward = link
-                    clause, waiting = waiting, []
-                else:
-                    close()
-                link = "next" if marks > end and _which(words, end, _AT_ONCE) else forward
-                at = passed(end, marks)
-                if forward == "same" or same:
-                    clause = [*speaker]
-                continue
-            if clause:
-                clause.extend(words[at:end])
-            at = end
-            continue
-        if found := _phrase(words, at, clause):
-            phrase, kind = found
-            after = at + len(phrase)
-            named = [word for word in clause if word.low not in ("who", "that", ",")]
-            if named and kind not in ("later", "next") and (who := _who(named, 0)) and who.end == len(named) and not who.owner:
-                waiting, clause = named, []  # "users who, after a warning, ..."
-            if not clause or (len(clause) <= 2 and all(word.low in _ADVERBS for word in clause)):
-                if kind in ("later", "next"):
-                    at = after
-                    continue
-                leading = {"after": "later", "afternext": "next", "before": "before", "with": "with"}[kind]
-                clause, at = [], after
-                continue
-            close()
-            if kind in ("later", "next", "with"):
-                clause = [*speaker] if phrase[-1] == "to" and phrase[0] == "only" else []
-                link = "same" if phrase[-1] == "to" and phrase[0] == "only" else kind
-                link = "later" if phrase[0] == "only" else link
-            elif kind == "before":
-                link = "later"
-                clause = [*speaker] if words[after].low.endswith("ing") else []
-            else:
-                place = (len(steps) - 1, "next" if kind == "afternext" else "later") if steps else None
-            at = after
-            continue
-        if (
-            low == "who"
-            and len(clause) > 1
-            and speaker_of(clause)
-            and (length := _which(words, at + 1, _THEN))
-            and at + 1 + length < size
-        ):
-            close()
-            at, clause = at + 1 + length, [*speaker]
-            continue
-        if (
-            clause
-            and low in _BARE
-            and clause[0].low in _BARE
-            and len(clause) > 1
-            and _acts(words, at + 1)
-            and (clause[-1].low not in _NOT_ADJECTIVE)
-            and not _inside(clause)
-            and words[at + 1].low not in _MODAL | _BE
-        ):
-            close()  # "user ask refund bot refuse"
-            link = "and"
-        if (
-            low == "then"
-            and clause
-            and (
-                _subject(words, at + 1)
-                or (
-                    _kinds(clause)
-                    and at + 1 < size
-                    and len(clause) > 2
-                    and (words[at + 1].low in _VERBS or words[at + 1].low in _DETERMINERS)
-                )
-            )
-            and words[at - 1].low not in _BE
-        ):
-            if not (_subject(clause, 0) and _subject(clause, 0).end >= len(clause)) and not (
-                _who(clause, 0) and _who(clause, 0).end >= len(clause)
-            ):
-                same = _same(words, at + 1, _kinds(clause))
-                close()
-                clause = [*speaker] if same else []
-                at += 1
-                continue
-        instead = (
-            low == "instead"
-            and _starts(words, at, ("instead", "of"))
-            and at + 2 < size
-            and (words[at + 2].low.endswith("ing") and any(word.low in _VERBS for word in clause))
-        )
-        if instead or low == "without" and _without(words, at, clause):
-            close()
-            link, at = "never", at + 1 + instead
-            clause = [*speaker] if words[at].low.endswith("ing") else []
-            continue
-        if low == "with" and clause and at + 2 < size and words[at + 1].low == "no" and words[at + 2].low in _EVENTS:
-            close()
-            link, at = "never", at + 2
-            continue
-        if (
-            low in ("that", "which")
-            and clause
-            and (clause[-1].low not in _VERBS or clause[-1].low in _ALSO_NOUNS)
-            and (who := _subject(words, at + 1))
-        ):
-            verb = who.end
-            while verb < size and (
-                words[verb].low in _ADVERBS or words[verb].low in _MODAL or words[verb].low in _DO | {"not"}
-            ):
-                verb += 1
-            if who.role == "nobody" or (verb < size and words[verb].low in _REACTIONS and who.role != "pronoun"):
-                close()
-                at += 1
-                continue
-        if (
-            low in ("that", "which")
-            and clause
-            and at + 3 < size
-            and words[at + 1].low in _BEGIN | _END
-            and (words[at + 2].low in ("with", "in", "by"))
-            and _nominal(clause)
-            and not _who(clause, 0)
-        ):
-            close()
-            at += 1
-            continue
-        if (
-            low == "at"
-            and clause
-            and at + 3 < size + 0
-            and (who := _who(words, at + 1))
-            and who.owner
-            and who.end < size
-            and words[who.end].low in ("request", "suggestion", "insistence", "prompting", "command", "invitation")
-        ):
-            close()
-            steps.insert(len(steps) - 1, _Step("", words[at + 1 : who.end + 1]))
-            steps[-1] = _Step("later", steps[-1].words)
-            at = who.end + 1
-            continue
-        if (
-            leading
-            and len(clause) > 1
-            and clause[-1].low not in _VERBS
-            and clause[-1].low not in _NOT_ADJECTIVE - {"it", "them"}
-            and (_subject(words, at))
-            and not any(word.low == "," for word in words[at:])
-        ):
-            close()
-            continue
-        clause.append(words[at])
-        at += 1
-    close()
-    if held is not None:
-        steps.append(_Step("later", held))
-    return steps
-
-# %% ../../nbs/retrieval/08_grammar.ipynb #901fabf9
+# %% ../../nbs/retrieval/08_grammar.ipynb #f9459f5c
 _NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
-_OFTEN = {
-    ("again", "and", "again"): 2,
-    ("over", "and", "over"): 2,
-    ("over", "and", "over", "again"): 2,
-    ("time", "and", "again"): 2,
-    ("repeatedly",): 2,
-    ("several", "times"): 2,
-    ("multiple", "times"): 2,
-    ("many", "times"): 2,
-    ("more", "than", "once"): 2,
-    ("twice",): 2,
-    ("at", "least", "twice"): 2,
-    ("more", "than", "twice"): 3,
-    ("thrice",): 3,
-    ("a", "second", "time"): 2,
-    ("for", "a", "second", "time"): 2,
-    ("a", "third", "time"): 3,
-    ("for", "the", "second", "time"): 2,
-    ("on", "several", "occasions"): 2,
-    ("for", "the", "third", "time"): 3,
-    ("time", "after", "time"): 2,
-    ("numerous", "times"): 2,
-    ("on", "multiple", "occasions"): 2,
-    ("a", "few", "times"): 2,
-    ("a", "couple", "of", "times"): 2,
-    ("persistently",): 2,
-    ("constantly",): 2,
-    ("continually",): 2,
-    ("continuously",): 2,
-    ("incessantly",): 2,
-    ("some", "times"): 2,
-    ("countless", "times"): 2,
-}
+_OFTEN = dict.fromkeys(
+    phrase_list("""
+    again and again | over and over | over and over again | time and again | repeatedly | several times | multiple
+    times | many times | more than once | twice | at least twice | a second time | for a second time | for the second
+    time | on several occasions | time after time | numerous times | on multiple occasions | a few times | a couple of
+    times | persistently | constantly | continually | continuously | incessantly | some times | countless times
+"""),
+    2,
+)
+_OFTEN |= dict.fromkeys(phrase_list("more than twice | thrice | a third time | for the third time"), 3)
 for _word, _number in [*_NUMBERS.items(), *((str(n), n) for n in range(2, 21))]:
     for _phrase_ in (
         ("times",),
@@ -1488,29 +46,13 @@ for _word, _number in [*_NUMBERS.items(), *((str(n), n) for n in range(2, 21))]:
 _OFTEN_FIRST: dict[str, list[tuple[str, ...]]] = {}
 for _phrase_ in sorted(_OFTEN, key=len, reverse=True):
     _OFTEN_FIRST.setdefault(_phrase_[0], []).append(_phrase_)
-_OF_TALK = r"(?: of (?:the |a |their |this )?(?:[\w-]+ ){0,2}?(?:conversation|chat|session|dialogue|dialog|talk|call|exchange|discussion|interaction))?"
-_FIRST = re.compile(
-    rf"(?:right |just )?(?:at|in|from) the (?:very )?(?:beginning|start|outset|opening|first (?:message|turn)){_OF_TALK}|"
-    rf"early (?:on )?in the (?:conversation|chat|session|dialogue)|to begin with|right away at the start|"
-    rf"in (?:their|his|her|its) (?:very )?(?:first|opening) (?:message|turn)|from the outset"
-)
-_LAST = re.compile(
-    rf"(?:right |just )?(?:at|by|towards|toward|near) the (?:very )?(?:end|close|finish){_OF_TALK}|"
-    rf"(?:late|at last) in the (?:conversation|chat|session|dialogue)|"
-    rf"in (?:the|their|his|her|its) (?:very )?(?:last|final|closing) (?:message|turn)(?:{_OF_TALK})?"
-)
 _LATER = re.compile(
     r"(?:later on|further on|in the end|at last|later|in the long run|after all)(?: in the (?:same )?(?:conversation|chat|"
     r"session|dialogue|talk|exchange|discussion))?$"
 )
-_AT_FIRST = {
-    ("at", "first"),
-    ("initially",),
-    ("originally",),
-    ("in", "the", "beginning"),
-    ("to", "start", "with"),
-    ("to", "begin", "with"),
-}
+_AT_FIRST = phrase_list("""
+    at first | initially | originally | in the beginning | to start with | to begin with
+""")
 _NEVER_VERBS = frozenset(
     form
     for base in """
@@ -1519,28 +61,14 @@ _NEVER_VERBS = frozenset(
     comment object protest speak write send cite inform notify tell discuss raise state repeat notice realise realize
     solve resolve fix
 """.split()
-    for form in _inflected(base)
+    for form in inflected(base)
 )
-_RECEIVED = _set("""
+_RECEIVED = word_set("""
     seeing hearing getting receiving reading learning finding being having viewing noticing
 """)  # what the other side did
-_STRIP = _ADVERBS | _set("and but or so yet that , : ; . - – — | & also both")
+_STRIP = ADVERBS | word_set("and but or so yet that , : ; . - – — | & also both")
 
-
-def _cut(words: list[_Word], pattern: re.Pattern) -> list[_Word] | None:
-    "The words without those that a pattern covers, or None where it covers none."
-    lows = " ".join(word.low for word in words)
-    match = pattern.search(lows)
-    if (
-        not match
-        or (match.start() and lows[match.start() - 1] != " ")
-        or (match.end() < len(lows) and lows[match.end()] != " ")
-    ):
-        return None
-    first = lows[: match.start()].count(" ")
-    return words[:first] + words[first + match[0].count(" ") + 1 :]
-
-
+# %% ../../nbs/retrieval/08_grammar.ipynb #a3a79733
 class _Reader:
     "Turns clauses into parts and remembers who was spoken of."
 
@@ -1559,8 +87,8 @@ class _Reader:
             return "user"
         return "user" if "user" in self.named or "assistant" not in self.named else "assistant"
 
-    def add(self, words: list[_Word], **fields) -> None:
-        text = _join(words)
+    def add(self, words: list[Word], **fields) -> None:
+        text = to_text(words)
         if not text:
             return
         before = next((part for part in reversed(self.parts) if not part.never and part.scope == "turn"), None)
@@ -1580,77 +108,75 @@ class _Reader:
             fields["change"] = False
         self.parts.append(Part(text, **fields))
 
-    def step(self, step: _Step, following: str) -> None:
+    def step(self, step: Step, following: str) -> None:
         "Take in one step; `following` is the subject of the step after it."
         words, link = step.words, step.link
         self.following = following
         after = {"later": "later", "next": "next", "and": "later"}.get(link, "")
-        never, times, place, change = link == "never", 1, "", False
+        never, times, place = link == "never", 1, ""
         explicit, late = "", False
         # Marks at the front of the clause.
         while words:
-            if (length := _which(words, 0, _AT_FIRST)) and length < len(words):
+            if (length := which_phrase(words, 0, _AT_FIRST)) and length < len(words):
                 self.at_first = True
                 words = words[length:]
-            elif (length := _which(words, 0, _AT_ONCE)) and length < len(words):
+            elif (length := which_phrase(words, 0, AT_ONCE)) and length < len(words):
                 after = "next" if self.parts else after
                 words = words[length:]
             elif (
                 words[0].low in ("by", "at", "towards")
-                and (cut := _cut(words[:8], _LAST)) is not None
-                and _LAST.match(" ".join(word.low for word in words[:8]))
+                and (cut := cut_out(words[:8], LAST)) is not None
+                and LAST.match(" ".join(word.low for word in words[:8]))
             ):
                 place, words = "last", [*cut, *words[8:]]
-            elif (length := _which(words, 0, _THEN)) and length < len(words):
+            elif (length := which_phrase(words, 0, THEN)) and length < len(words):
                 after, explicit = after or "later", "later"
                 words = words[length:]
             elif (
                 words[0].low in _STRIP
                 and len(words) > 1
-                and not _starts(words, 0, ("instead", "of"))
-                and not (
-                    words[0].low == "first" and words[1].low not in (_DETERMINERS | _USER | _ASSISTANT | set(_VERBS) | {","})
-                )
+                and not starts(words, 0, ("instead", "of"))
+                and not (words[0].low == "first" and words[1].low not in (DETERMINERS | USER | ASSISTANT | set(VERBS) | {","}))
             ):
                 if words[0].low in ("repeatedly", "constantly"):
                     times = 2
                 words = words[1:]
             elif (
-                _starts(words, 0, ("it", "is"))
-                and _who(words, 2)
-                or _starts(words, 0, ("there", "is"))
-                or _starts(words, 0, ("there", "are"))
+                starts(words, 0, ("it", "is"))
+                and side_at(words, 2)
+                or starts(words, 0, ("there", "is"))
+                or starts(words, 0, ("there", "are"))
             ):
                 words = words[2:]
             else:
                 break
         if not words:
             return
-        if (cut := _cut(words, _FIRST)) is not None:
+        if (cut := cut_out(words, FIRST)) is not None:
             place, words = "first", cut
-        elif not place and (cut := _cut(words, _LAST)) is not None:
+        elif not place and (cut := cut_out(words, LAST)) is not None:
             place, words = "last", cut
         elif [word.low for word in words[-4:]] == ["late", "in", "the", "conversation"]:
             place, words = "last", words[:-4]
         # How often, anywhere in the clause.
         for at, word in enumerate(words):
             for phrase in _OFTEN_FIRST.get(word.low, ()):
-                if _starts(words, at, phrase):
-                    if _inside(words[:at]) or any(word.low == "being" for word in words[:at]):
+                if starts(words, at, phrase):
+                    if inside_speech(words[:at]) or any(word.low == "being" for word in words[:at]):
                         continue
                     times, words = _OFTEN[phrase], words[:at] + words[at + len(phrase) :]
                     break
             else:
                 continue
             break
-        while words and words[-1].low in _EDGE:
+        while words and words[-1].low in EDGE:
             words = words[:-1]
-        if (cut := _cut(words, _LATER)) is not None and cut:
-            words = [*cut, _Word("later", "later", True)]
+        if (cut := cut_out(words, _LATER)) is not None and cut:
+            words = [*cut, Word("later", "later", True)]
         while len(words) > 1 and words[-1].low in ("later", "afterwards", "eventually", "then", "subsequently"):
             if (
                 not self.parts
-                and (who := _who(words, 0))
+                and (who := side_at(words, 0))
                 and who.kept
                 and who.end < len(words) - 2
                 and (words[who.end].low != "whose")
@@ -1660,9 +186,9 @@ class _Reader:
             after, late, words = "later" if self.parts else "", True, words[:-1]
             while words and words[-1].low in ("a", "little", "while", "shortly", "soon"):
                 words = words[:-1]
-        for phrase in _AT_ONCE | {("at", "first"), ("initially",)}:
+        for phrase in (*AT_ONCE, ("at", "first"), ("initially",)):
             for at in range(len(words) - len(phrase) + 1):
-                if words[at].low == phrase[0] and _starts(words, at, phrase):
+                if words[at].low == phrase[0] and starts(words, at, phrase):
                     if phrase in (("at", "first"), ("initially",)):
                         self.at_first = True
                     elif phrase == ("directly",) or not self.parts:
@@ -1684,37 +210,37 @@ class _Reader:
                 or explicit
                 or place == "last"
                 or link == "same"
-                and any(w.low in _TURNS for w in words[:3])
-                or any(_starts(words, at, ("no", "longer")) for at in range(3))
+                and any(w.low in TURNS for w in words[:3])
+                or any(starts(words, at, ("no", "longer")) for at in range(3))
             )
         ):
             fields["change"], self.turned = True, True
             fields["after"] = after or "later"
         self.clause(words, link, fields, late)
 
-    def clause(self, words: list[_Word], link: str, fields: dict, late: bool) -> None:
-        if words[0].low in _DO and _subject(words, 1):
+    def clause(self, words: list[Word], link: str, fields: dict, late: bool) -> None:
+        if words[0].low in DO and subject_at(words, 1):
             words = words[1:]
-        who = _subject(words, 0)
-        kept: list[_Word] = []
+        who = subject_at(words, 0)
+        kept: list[Word] = []
         role = ""
-        first = _who(words, 0) or (_who(words, 1) if words[0].low == "both" else None)
+        first = side_at(words, 0) or (side_at(words, 1) if words[0].low == "both" else None)
         if (
             first
             and not first.owner
             and first.end + 1 < len(words)
             and words[first.end].low in ("and", "or", "nor")
-            and (other := _who(words, first.end + 1))
+            and (other := side_at(words, first.end + 1))
             and other.end < len(words)
             and other.role != first.role
         ):
             fields["never"] |= words[0].low == "neither"
-            words = [_Word("someone", "someone", True), *words[other.end :]]  # "either the user or the assistant"
-            who = _subject(words, 0)
+            words = [Word("someone", "someone", True), *words[other.end :]]  # "either the user or the assistant"
+            who = subject_at(words, 0)
         if (
             who is None
-            and (named := _who(words, 0)) is not None
-            and (named.end == len(words) or words[named.end].low in _PREPOSITIONS | {","} or named.kept)
+            and (named := side_at(words, 0)) is not None
+            and (named.end == len(words) or words[named.end].low in PREPOSITIONS | {","} or named.kept)
         ):
             who = named
         if who is not None:
@@ -1729,23 +255,23 @@ class _Reader:
             else:
                 role = who.role
             self.role = role if who.role != "nobody" else self.role
-            if not who.owner and rest and rest[0].low in ("and", "or") and (other := _who(rest, 1)):
+            if not who.owner and rest and rest[0].low in ("and", "or") and (other := side_at(rest, 1)):
                 role, rest = ("" if other.role != role else role), rest[other.end :]
                 self.role = role
         else:
             rest = words
             if (
                 rest[0].low.endswith("ing")
-                and rest[0].low in _VERBS
+                and rest[0].low in VERBS
                 and rest[0].low not in _RECEIVED
                 and self.following in ROLES
             ):
                 role = self.following
             elif link in ("later", "next", "with", "and", "same") and (
-                rest[0].low == "to" or (rest[0].low in _VERBS and rest[0].low not in _ALSO_NOUNS)
+                rest[0].low == "to" or (rest[0].low in VERBS and rest[0].low not in ALSO_NOUNS)
             ):
                 role = self.role
-            elif rest[0].low in _FEELINGS:
+            elif rest[0].low in FEELINGS:
                 role = "user"
         if kept and len(rest) > 2 and rest[0].low == "whose":
             self.add(kept, role=role)
@@ -1754,13 +280,10 @@ class _Reader:
         while rest and (
             rest[0].low in ("who", "that", "which", ":", ",", "whose")
             or (
-                rest[0].low in _ADVERBS
+                rest[0].low in ADVERBS
                 and rest[1:2]
                 and rest[1].low != "of"
-                and (
-                    rest[0].low not in ("only", "always", "often", "just", "even", "already", "still")
-                    or (rest[0].low == "only" and False)
-                )
+                and rest[0].low not in ("only", "always", "often", "just", "even", "already", "still")
             )
         ):
             if (
@@ -1774,10 +297,10 @@ class _Reader:
             rest = rest[1:]
         if not rest:
             rest, kept = kept or words, []
-        bare = rest[0].low in _DONE_TO
+        bare = rest[0].low in DONE_TO
         rest, role = self.negation(rest, role, fields)
         rest, role = self.verb(rest, role, fields, kept)
-        if not role and fields["place"] and (other := _who(rest, 0)) and (other.kept or other.end < len(rest)):
+        if not role and fields["place"] and (other := side_at(rest, 0)) and (other.kept or other.end < len(rest)):
             role, rest = other.role, [*other.kept, *rest[other.end :]]
         if not role and who is None or who is not None and who.owner is False and not role:
             rest, role = self.nominal(rest, role, who)
@@ -1798,7 +321,7 @@ class _Reader:
                 fields["after"] = "later"
         self.from_to(words, role, fields)
 
-    def negation(self, rest: list[_Word], role: str, fields: dict) -> tuple[list[_Word], str]:
+    def negation(self, rest: list[Word], role: str, fields: dict) -> tuple[list[Word], str]:
         low = [word.low for word in rest[:4]]
         if low[0] in ("never", "not") and len(rest) > 1 and (low[0] == "never" or low[1] in ("once", "ever")):
             fields["never"] = True
@@ -1818,7 +341,7 @@ class _Reader:
             low[0] in ("do", "does", "did")
             and len(low) > 2
             and low[1] in ("not", "never")
-            and (low[2] in _NEVER_VERBS or low[1] == "never" or low[2] in _BEGIN | _END)
+            and (low[2] in _NEVER_VERBS or low[1] == "never" or low[2] in BEGIN | END)
         ):
             fields["never"] = True
             return rest[2:], role
@@ -1837,20 +360,20 @@ class _Reader:
                 word.low in ("no", "without")
                 and at + 1 < len(rest)
                 and rest[at - 1].low
-                in _set(
+                in word_set(
                     """
     gives give gave offers offer provides provide receives receive makes make shows show says say asks ask gets get
     leaves cites cite names mentions mention states offering giving
 """
                 )
                 and word.low == "no"
-                and (rest[at + 1].low not in _PREPOSITIONS | _SEPARATORS | {"longer"})
+                and (rest[at + 1].low not in PREPOSITIONS | SEPARATORS | {"longer"})
             ):
                 fields["never"] = True
                 return rest[:at] + rest[at + 1 :], role
         return rest, role
 
-    def verb(self, rest: list[_Word], role: str, fields: dict, kept: list[_Word]) -> tuple[list[_Word], str]:
+    def verb(self, rest: list[Word], role: str, fields: dict, kept: list[Word]) -> tuple[list[Word], str]:
         "Verbs that say where and how often something happens, and not what."
         low = [word.low for word in rest]
         if low[0] in ("keeps", "keep", "kept", "keeping") and len(low) > 1 and (low[1].endswith("ing") or low[1] == "on"):
@@ -1868,35 +391,35 @@ class _Reader:
         elif (
             low[0] == "repeated"
             and len(low) > 1
-            and low[1] not in _DETERMINERS | _POSSESSIVES | {"it", "itself", "that", "themselves", "what"}
+            and low[1] not in DETERMINERS | POSSESSIVES | {"it", "itself", "that", "themselves", "what"}
         ):
             fields["times"] = max(fields["times"], 2)
             rest = rest[1:]
         low = [word.low for word in rest]
-        if len(low) > 4 and low[0] in _BEGIN and low[1] == "and" and low[2] in _END and low[3] in ("with", "by", "on", "in"):
+        if len(low) > 4 and low[0] in BEGIN and low[1] == "and" and low[2] in END and low[3] in ("with", "by", "on", "in"):
             fields["place"] = "first"
             self.add([*kept, *rest[4:]], role=role, **fields)
             fields.update(place="last", after="later")
             return rest[4:], role
         for at in range(min(3, len(low))):
-            if low[at] in _BEGIN | _END:
+            if low[at] in BEGIN | END:
                 end = at + 1
                 while end < len(low) and low[end] in ("out", "off", "up"):
                     end += 1
                 turned = low[at + 1 : end]
-                starts = low[at] in _BEGIN
+                starts = low[at] in BEGIN
                 linked = end < len(low) and low[end] in ("with", "by", "in", "on", "as", "from")
                 if not linked and not turned:
                     break
                 if linked and low[end] == "in" and starts:
                     break
-                if linked and low[end] == "in" and end + 1 < len(low) and low[end + 1] in _TIMES_OF_DAY:
+                if linked and low[end] == "in" and end + 1 < len(low) and low[end + 1] in TIMES_OF_DAY:
                     break
                 end += linked
                 if end >= len(low):
                     break
                 subject = rest[:at]
-                if all(word.low in ("the", "a", "this", "it") or word.low in _TALKS for word in subject):
+                if all(word.low in ("the", "a", "this", "it") or word.low in TALKS for word in subject):
                     subject = []
                 rest = [*subject, *rest[end:]]
                 if turned and "up" not in turned or (starts and turned):
@@ -1917,23 +440,23 @@ class _Reader:
                 break
         return rest, role
 
-    def nominal(self, rest: list[_Word], role: str, who: _Who | None) -> tuple[list[_Word], str]:
+    def nominal(self, rest: list[Word], role: str, who: Side | None) -> tuple[list[Word], str]:
         "A noun phrase: whose it is, or that it is a feeling or a question."
         for at, word in enumerate(rest):
-            if at == 0 and word.low.endswith("ing") and word.low in _VERBS:
+            if at == 0 and word.low.endswith("ing") and word.low in VERBS:
                 break
             if at and (
-                word.low in _BE
-                or word.low in _MODAL
+                word.low in BE
+                or word.low in MODAL
                 or (
-                    word.low in _VERBS
-                    and word.low not in _ALSO_NOUNS
-                    and word.low not in _DONE_TO
+                    word.low in VERBS
+                    and word.low not in ALSO_NOUNS
+                    and word.low not in DONE_TO
                     and not word.low.endswith(("ed", "ing"))
                 )
             ):
                 break
-            if word.low in ("by", "from", "of") and at and (other := _who(rest, at + 1)) and not other.owner:
+            if word.low in ("by", "from", "of") and at and (other := side_at(rest, at + 1)) and not other.owner:
                 if rest[at + 1].low in ("another", "other"):
                     continue
                 after = rest[other.end :]
@@ -1944,24 +467,24 @@ class _Reader:
                 ], other.role
         if who is None and not role:
             for at, word in enumerate(rest[:4]):
-                if word.low in _PREPOSITIONS or word.low in _BE or (word.low in _VERBS and word.low not in _USER_NOUNS):
+                if word.low in PREPOSITIONS or word.low in BE or (word.low in VERBS and word.low not in USER_NOUNS):
                     break
-                if word.low in _USER_NOUNS:
+                if word.low in USER_NOUNS:
                     return rest, "user"
             for at in range(1, min(5, len(rest))):
-                if rest[at].low.endswith(("'s", "s'")) and (other := _who(rest, at)) and other.owner:
+                if rest[at].low.endswith(("'s", "s'")) and (other := side_at(rest, at)) and other.owner:
                     break
         return rest, role
 
     def passive(
-        self, rest: list[_Word], role: str, words: list[_Word] | None, who: _Who | None, bare: bool
-    ) -> tuple[list[_Word], str]:
+        self, rest: list[Word], role: str, words: list[Word] | None, who: Side | None, bare: bool
+    ) -> tuple[list[Word], str]:
         "*The order is cancelled by the customer* is an act of the customer, *the user is asked* one of the other side."
         low = [word.low for word in rest]
         for at, word in enumerate(low):
-            if word == "by" and at and (agent := _who(rest, at + 1)) and not agent.owner:
+            if word == "by" and at and (agent := side_at(rest, at + 1)) and not agent.owner:
                 done = at - 1
-                be = next((i for i in range(done, max(done - 4, -1), -1) if low[i] in _BE), None)
+                be = next((i for i in range(done, max(done - 4, -1), -1) if low[i] in BE), None)
                 if be is None:
                     if (
                         at
@@ -1973,36 +496,35 @@ class _Reader:
                 subject = rest[:be]
                 if who is not None and words is not None:
                     subject = [*words[: who.end], *subject]
-                done_words = [w for w in rest[be + 1 : at] if w.low not in _BE and w.low not in _ADVERBS]
-                self.role = agent.role if False else self.role
+                done_words = [w for w in rest[be + 1 : at] if w.low not in BE and w.low not in ADVERBS]
                 return [*done_words, *(w._replace(space=True) for w in subject), *rest[agent.end :]], agent.role
         at = 0
-        while at < len(low) and (low[at] in _BE or low[at] in _HAVE or low[at] in _MODAL or low[at] in _ADVERBS):
+        while at < len(low) and (low[at] in BE or low[at] in HAVE or low[at] in MODAL or low[at] in ADVERBS):
             at += 1
-        helped = at > 0 and any(word in _BE for word in low[:at])
-        if at < len(low) and low[at] in _DONE_TO and (helped or (words is None and at == 0 and bare)):
+        helped = at > 0 and any(word in BE for word in low[:at])
+        if at < len(low) and low[at] in DONE_TO and (helped or (words is None and at == 0 and bare)):
             if role or words is None:
                 subject = role or self.following or self.role
                 other = {"user": "assistant", "assistant": "user"}.get(subject, "")
                 return rest[at:], other
         return rest, role
 
-    def from_to(self, words: list[_Word], role: str, fields: dict) -> None:
+    def from_to(self, words: list[Word], role: str, fields: dict) -> None:
         low = [word.low for word in words]
         for at, word in enumerate(low[:6]):
-            if word in _FROM_TO or (word == "from" and at == 0):
+            if word in FROM_TO or (word == "from" and at == 0):
                 start = at + (word != "from")
                 if start < len(low) and low[start] == "from" and "to" in low[start + 2 :]:
                     middle = low.index("to", start + 2)
                     ends = words[middle + 1 :]
-                    again: list[_Word] = []
+                    again: list[Word] = []
                     for number in range(1, len(ends) - 2):
-                        if _starts(ends, number, ("back", "to")):
+                        if starts(ends, number, ("back", "to")):
                             again, ends = ends[number + 2 :], ends[:number]
                             while len(ends) > 1 and ends[-1].low in ("and", "then", ","):
                                 ends = ends[:-1]
                             break
-                    back = _which(ends, max(len(ends) - 3, 0), [("and", "back", "again")]) or _which(
+                    back = which_phrase(ends, max(len(ends) - 3, 0), [("and", "back", "again")]) or which_phrase(
                         ends, max(len(ends) - 2, 0), [("and", "back"), ("back", "again")]
                     )
                     ends = ends[: len(ends) - back] if back else ends
@@ -2018,7 +540,7 @@ class _Reader:
                 self.add(words[at + 3 :], role=role or "user", after="later", change=True)
                 return
             if (
-                word in _FROM_TO
+                word in FROM_TO
                 and low[at + 1 : at + 2] in (["to"], ["into"])
                 and self.parts
                 and self.parts[-1].place == "first"
@@ -2029,7 +551,7 @@ class _Reader:
                 return
         self.add(words, role=role, **fields)
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #9a618214
+# %% ../../nbs/retrieval/08_grammar.ipynb #d2bde536
 _LONGEST = 3000
 
 
@@ -2037,24 +559,24 @@ def parse_query(
     text: str,  # any text
 ) -> Script:  # without parts for a blank text
     "The script of an English query; what cannot be parsed is one free part. Raises for no text."
-    words = _words(text) if len(text) <= _LONGEST else []
-    if not _join(words):
+    words = to_words(text) if len(text) <= _LONGEST else []
+    if not to_text(words):
         plain = " ".join(text.split())
         return Script(text, plain, (Part(plain),) if plain else (), "fallback" if plain else "grammar")
     plain = " ".join(text.split())
     try:
-        frame = _frame(words, plain)
-        plain = _join(frame.plain) or plain
-        named = {who.role for at in range(len(words)) if (who := _who(words, at)) and who.role}
+        frame = find_frame(words, plain)
+        plain = to_text(frame.plain) or plain
+        named = {who.role for at in range(len(words)) if (who := side_at(words, at)) and who.role}
         reader = _Reader(named)
-        if topic := _join(frame.topic):
+        if topic := to_text(frame.topic):
             reader.parts.append(Part(topic, scope="session"))
         keywords = sum(word.low == "," for word in frame.body) > 1 and not any(
-            word.low in _NOT_ADJECTIVE - {","} or "s" in _VERBS.get(word.low, ()) for word in frame.body
+            word.low in NOT_ADJECTIVE - {","} or "s" in VERBS.get(word.low, ()) for word in frame.body
         )
-        steps = [] if keywords else _clauses(frame.body)
+        steps = [] if keywords else to_clauses(frame.body)
         for step, after in zip(steps, [*steps[1:], None]):
-            who = _subject(after.words, 0) if after else None
+            who = subject_at(after.words, 0) if after else None
             reader.step(step, who.role if who else "")
         return Script(text, plain, tuple(reader.parts) or (Part(plain),), "grammar")
     except CdrError:  # parts that contradict each other
