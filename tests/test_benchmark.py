@@ -162,7 +162,7 @@ def entry(**fields):
     ([], "a mapping with templates"),
     ("", "a mapping with templates"),
     ("templates: [", "cannot be read as YAML"),
-    ("placeholders: {fee: [a], fee: [b]}", "occurs twice"),
+    ("placeholders: {fee: [a], fee: [b]}", "is written twice"),
 ])
 def test_bad_file_is_refused_with_file_and_entry(tmp_path, content, words):
     assert problems_of(tmp_path, GOOD) == []

@@ -281,7 +281,7 @@ def test_the_queries_of_the_project():
 
 
 @pytest.mark.parametrize("text, words", [
-    ("Intent & Purpose: {a: {text: t, anywhere: [user AFFIRM], text: u}}", "'text' occurs twice"),
+    ("Intent & Purpose: {a: {text: t, anywhere: [user AFFIRM], text: u}}", "'text' is written twice"),
     ("Moods: {a: {text: t, anywhere: [user AFFIRM]}}", "'Moods' is not one of"),
     ("Intent & Purpose: {a: {text: t}}", "every conversation would be relevant"),
     ("Intent & Purpose: {a: {text: t, sequence: [user AFFIRM @same]}}", "refers to a step before"),

@@ -17,12 +17,13 @@ from typing import NamedTuple
 import numpy as np
 import yaml
 
-from .sgd import BadDefinition, _StrictLoader, build_labelled
+from .sgd import BadDefinition, build_labelled
 from ..core.collection import TASK_AREAS, Collection
 from ..core.config import CdrError, data_dir
 from ..core.conversation import BadRecord, Conversation
 from ..core.records import Reject, excerpt
 from ..core.sources import read_mtbench101
+from ..core.strict_yaml import load_yaml
 from ..core.talks import DAILY_ACTS, DAILY_EMOTIONS, read_dialogsum, read_xdailydialog
 
 # %% ../../nbs/benchmark/01b_labels.ipynb #da7b3e29
@@ -223,7 +224,7 @@ def read_mark_queries(
     path = own if Path(path).parent == Path(".") and own.is_file() else Path(path)
     queries: dict[str, MarkQuery] = {}
     try:
-        areas = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        areas = load_yaml(path.read_text(encoding="utf-8"))
         for area, entries in areas.items():
             for id, entry in entries.items():
                 if id in queries:

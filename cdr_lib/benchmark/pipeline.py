@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Built', 'build', 'truth_table']
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #8a206570
+# %% ../../nbs/benchmark/13_pipeline.ipynb #6c57aeb3
 import json
 import shutil
 import sys
@@ -37,15 +37,15 @@ from cdr_lib.benchmark.workshop import (
 from ..core.collection import Collection
 from ..core.config import CdrError, file_hash, json_dumps, text_hash, write_json, write_text
 from ..core.conversation import Conversation
+from ..core.folders import alone
 from ..core.io import read_parquet, write_parquet
 from ..core.llm import LLM
 from ..core.store import Store
 from ..core.tables import Table
-from ..curation.pipeline import _alone
 from ..retrieval.run import Run
 from ..retrieval.search import search
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #98ba18e0
+# %% ../../nbs/benchmark/13_pipeline.ipynb #83c89293
 @dataclass
 class Built:
     "A benchmark, or what it waits for, with the account of how it came about."
@@ -73,7 +73,7 @@ class Built:
     def _repr_html_(self) -> str:
         return self.table().to_html()
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #7ebedaf2
+# %% ../../nbs/benchmark/13_pipeline.ipynb #27eae737
 def _train_settings(part: TrainingPart, plan: BenchmarkPlan) -> dict:
     return {**asdict(part), "seed": plan.seed, "device": plan.device}
 
@@ -482,7 +482,7 @@ class _Build:
             self.work.stage("freeze", settings, [key, self.corpus_key], make)
         return folder
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #09578a55
+# %% ../../nbs/benchmark/13_pipeline.ipynb #26108065
 def _tables(run: _Build) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     funnel = pd.DataFrame(run.counts, columns=["stage", "what", "in", "out", "people"])
     reasons = pd.DataFrame(run.why, columns=["stage", "reason", "count"])
@@ -503,7 +503,7 @@ def build(
 ) -> Built:
     "Build a benchmark as a plan says, up to where people are needed; call again when they have judged."
     plan, out = BenchmarkPlan.read(config), Path(out).expanduser().resolve()
-    with _alone(out):
+    with alone(out, "a build"):
         run = _Build(plan, out, corpus, llm, judges, store, progress)
         collection, folder, waiting = None, None, None
         kept = pd.DataFrame(columns=[*PAIR, "by", "stage", "rank", "score", "probability"])
@@ -538,7 +538,7 @@ def build(
     return Built(out, collection, funnel, reasons, provenance, kept, steps, run.known, folder, waiting, run.notes,
                  run.models, run.mapped, run.judged, run.checked)
 
-# %% ../../nbs/benchmark/13_pipeline.ipynb #a06ee913
+# %% ../../nbs/benchmark/13_pipeline.ipynb #4ba9a558
 def truth_table(
     built: Built,
     qrels: Mapping[str, Mapping[str, int]] | None = None,  # None: those that the corpus came with

@@ -21,6 +21,7 @@ from ..core.config import CdrError, data_dir, write_json
 from ..core.conversation import BadRecord, Conversation, content_hash
 from ..core.layouts import write_cdr
 from ..core.records import Reject, Rejects, excerpt
+from ..core.strict_yaml import load_yaml
 from ..core.tasks import read_sgd
 
 # %% ../../nbs/benchmark/01_sgd.ipynb #d18433a5
@@ -247,23 +248,6 @@ def _distinct(places: list[set[int]]) -> bool:
     return all(place(index, set()) for index in range(len(places)))
 
 # %% ../../nbs/benchmark/01_sgd.ipynb #be8e54f4
-class _StrictLoader(yaml.SafeLoader):
-    "YAML whose mappings refuse a repeated key, which would silently lose a query."
-
-
-def _mapping(loader: _StrictLoader, node: yaml.MappingNode) -> dict:
-    found: dict = {}
-    for key_node, value_node in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        if key in found:
-            raise BadDefinition(f"{key!r} occurs twice, again in line {key_node.start_mark.line + 1}")
-        found[key] = loader.construct_object(value_node, deep=True)
-    return found
-
-
-_StrictLoader.add_constructor("tag:yaml.org,2002:map", _mapping)
-
-
 def read_label_queries(
     path: str | Path | None = None,  # YAML: area -> id -> text and conditions; the project's queries if None
 ) -> list[LabelQuery]:
@@ -271,7 +255,7 @@ def read_label_queries(
     path = Path(path) if path is not None else data_dir() / "templates" / "sgd" / "queries.yaml"
     queries: dict[str, LabelQuery] = {}
     try:
-        areas = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        areas = load_yaml(path.read_text(encoding="utf-8"))
         for area, entries in areas.items():
             for id, entry in entries.items():
                 if id in queries:

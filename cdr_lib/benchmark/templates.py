@@ -20,10 +20,10 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from .sgd import BadDefinition, _StrictLoader
 from ..core.collection import TASK_AREAS
 from ..core.config import CdrError, data_dir, json_dumps, text_hash
 from ..core.conversation import escape_html, is_blank
+from ..core.strict_yaml import load_yaml
 from ..curation.exact import normal_text
 
 # %% ../../nbs/benchmark/02_templates.ipynb #bd9e8f3f
@@ -159,10 +159,10 @@ def _text_in(value: Any) -> bool:
 def _entries(path: Path) -> dict:
     "The content of a template file."
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
+        content = load_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BadTemplates([f"{path}: no such file"]) from error
-    except (BadDefinition, OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise BadTemplates([f"{path}: cannot be read as YAML: {' '.join(str(error).split())}"]) from error
     known = {"area": str, "placeholders": Mapping, "templates": list}
     if not isinstance(content, Mapping) or not content:

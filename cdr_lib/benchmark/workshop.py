@@ -30,11 +30,11 @@ from ..core.collection import Collection
 from ..core.config import CdrError, atomic_path, data_dir, file_hash, json_dumps, read_json, text_hash, write_json
 from ..core.conversation import Conversation, is_blank
 from ..core.corpus import open_corpus
+from ..core.folders import claim
 from ..core.layouts import read_collection
 from ..core.llm import LLM
 from ..core.sources import SOURCES
 from ..curation.exact import exact_keys
-from ..curation.pipeline import _claim
 from ..retrieval.run import Run
 
 # %% ../../nbs/benchmark/12_workshop.ipynb #be0c2021
@@ -73,7 +73,7 @@ class Work:
         folder = self.folder / f"{len(self.used) + 1:02d} {name}"
         self.used.append(folder)
         key = text_hash(version("cdr_lib"), name, json.dumps(settings, sort_keys=True, default=repr), *inputs)
-        if _claim(folder, key) == "changed":
+        if claim(folder, key) == "changed":
             self.say(f"{name}: done again, since its settings or what goes into it changed")
         mark = folder / "done.json"
         if not mark.is_file():
@@ -127,7 +127,7 @@ class People:
                                "queries of a test collection (queries.source: own)")
             folder = out / "work" / "simulated"
             truth = text_hash(*(part for query in sorted(self.truth) for part in (query, *sorted(self.truth[query]))))
-            _claim(folder, text_hash(json_dumps(asdict(self.plan)), str(plan.seed), self.time, truth))
+            claim(folder, text_hash(json_dumps(asdict(self.plan)), str(plan.seed), self.time, truth))
             path = folder / "verdicts.jsonl"
             self.simulated = [SimulatedAnnotator(f"annotator-{number}", self.truth, rates.miss, rates.false_alarm, rates.unsure,
                                                  plan.seed) for number in range(1, self.plan.annotators + 1)]

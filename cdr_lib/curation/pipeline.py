@@ -31,6 +31,7 @@ from tqdm.auto import tqdm
 
 from ..core.config import CdrError, atomic_path, file_hash, json_dumps, read_json, require, text_hash, write_json, write_text
 from ..core.conversation import Conversation
+from ..core.folders import alone, claim
 from ..core.io import read_parquet, write_parquet
 from ..core.tables import Table
 from .decision import Alive, Decision, Stage
@@ -199,22 +200,6 @@ def _digest(array: np.ndarray) -> str:
     return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
 
 
-def _claim(folder: Path, key: str) -> str:
-    "Make a folder belong to a key. Says whether it was new, is the same, or held something else, which is removed."
-    mark = folder / "key.json"
-    if mark.is_file() and read_json(mark) == key:
-        state = "same"
-    else:
-        state = "changed" if mark.is_file() else "new"
-        # The key goes first: a kill in between leaves a folder that is removed the next time.
-        mark.unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        write_json(mark, key)
-    for left in (*folder.glob("*.part-*"), *folder.glob(".*.tmp*")):
-        shutil.rmtree(left) if left.is_dir() else left.unlink()
-    return state
-
-
 def _save_decision(path: Path, key: str, found: Decision) -> None:
     flags = {f"{part}{number}": flag[place] for number, flag in enumerate(found.flags) for place, part in ((1, "rows"), (2, "scores"))}
     about = json_dumps({"key": key, "reasons": found.reasons, "findings": [flag[0] for flag in found.flags]})
@@ -235,25 +220,6 @@ def _saved_decision(path: Path, key: str) -> Decision | None:
             return Decision(file["why"], tuple(map(tuple, about["reasons"])), file["score"], file["survivor"], flags)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise CdrError(f"{path} is damaged ({error}): delete it and run again") from error
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    "Hold a folder against a second run; the lock ends with the process, however it ends."
-    import fcntl
-
-    if folder.exists() and not folder.is_dir():
-        raise CdrError(f"{folder} is a file: the results need a folder")
-    # A run deletes what is out of date. What it did not make must not be among it.
-    if folder.is_dir() and not (folder / ".lock").exists() and any(folder.iterdir()):
-        raise CdrError(f"{folder} holds something that is no work of curation: name a new or an empty folder for the results")
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / ".lock", "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise CdrError(f"{folder}: another run works in this folder: wait for it, or choose another") from None
-        yield
 
 # %% ../../nbs/curation/14_pipeline.ipynb #61c3658c
 @dataclass
@@ -369,7 +335,7 @@ class _Run:
         work = self.out / "work" / f"{number:02d} {label}"
         key = text_hash(version("cdr_lib"), pool.key, _digest(rows), json.dumps([stage.name, stage.measuring()], sort_keys=True, default=repr))
         decided = text_hash(key, json.dumps(stage_entry(stage), sort_keys=True))
-        if (state := _claim(work, key)) == "changed":
+        if (state := claim(work, key)) == "changed":
             self.say(f"{label}: measured again, since its settings or what reaches it changed")
         shards = [(path, start, rows[np.searchsorted(rows, start):np.searchsorted(rows, stop)]) for path, start, stop in pool.shards]
         tasks = [(stage, path, some - start, str(work / f"{start:09d}")) for path, start, some in shards if len(some)]
@@ -393,7 +359,7 @@ class _Run:
     def write(self, pool: Pool, steps: Sequence[Step], works: Sequence[Path], rows: np.ndarray, key: str) -> None:
         "The corpus, the ledger, the counts."
         part = self.out / "corpus.part"
-        _claim(part, key)
+        claim(part, key)
         shares = []
         renamed = np.fromiter(pool.renamed, np.int64)
         for path, start, stop in pool.shards:
@@ -448,7 +414,7 @@ def curate(
 ) -> Curated:
     "Read, sift and write a corpus as a plan says, with a ledger of all that was dropped."
     plan, out = Curation.read(config, inputs), Path(out).expanduser().resolve()
-    with _alone(out), _Crew(workers, dask) as crew:
+    with alone(out, "curation"), _Crew(workers, dask) as crew:
         run = _Run(plan, out, crew, progress)
         with run.clock("read"):
             pool, sources = run.read()

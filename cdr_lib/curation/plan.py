@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from ..core.config import CdrError, data_dir
+from ..core.strict_yaml import load_yaml
 from .decision import Stage
 from .pool import Input
 from .stages import make_stage, stage_entry
@@ -137,16 +138,6 @@ def _entries(inputs: Any) -> Sequence:
     return tuple(inputs)
 
 
-class _Strict(yaml.SafeLoader):
-    "Refuses a key that stands twice in one mapping: the first one would silently not count."
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
-        keys = [key.value for key, _ in node.value]
-        if twice := next((key for key in keys if keys.count(key) > 1), None):
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice!r} is written twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def read_plan_file(
     path: str | Path,  # a YAML file, or the name of a template
     templates: str,  # their folder in data/templates
@@ -159,7 +150,7 @@ def read_plan_file(
             raise CdrError(f"plan {path}: no such file, and no template of that name: there are {known}")
         file = template
     try:
-        value = yaml.load(file.read_text(encoding="utf-8"), Loader=_Strict)
+        value = load_yaml(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise CdrError(f"plan {path}: cannot be read: {error}") from error
     return value, file

@@ -33,6 +33,8 @@ from cdr_lib.core.config import (
     CdrError, file_hash, json_dumps, json_loads, nan_to_null, project_root, read_json, reports_dir, text_hash,
     write_json, write_text,
 )
+from ..core.folders import locked
+from ..core.strict_yaml import load_yaml
 from .parameters import BadParameter, check_parameters, plain_value, read_parameters
 from cdr_lib.reporting.provenance import (
     Scrubber, circumstances, git_state, library_hash, locate, notebook_hash, now, package_versions, portable,
@@ -120,14 +122,6 @@ class Profile:
         return reports_dir() / self.name
 
 # %% ../../nbs/reporting/02_run.ipynb #f2176c3c
-class _Yaml(yaml.SafeLoader):
-    def construct_mapping(self, node, deep=False):
-        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-        if twice := sorted({str(key) for key in keys if keys.count(key) > 1}):
-            raise yaml.constructor.ConstructorError(None, None, f"{twice[0]!r} is written twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def profiles_path() -> Path:
     "The file of all profiles."
     return project_root() / "nbs" / "reports" / "profiles.yaml"
@@ -139,7 +133,7 @@ def load_profiles(
     "Read all profiles; unknown or missing entries are errors."
     path = Path(path or profiles_path())
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_Yaml)
+        content = load_yaml(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise CdrError(f"{portable(path)}: no such file: profiles are described there") from error
     except yaml.YAMLError as error:
@@ -649,15 +643,7 @@ def _remove_stale(old: Mapping[str, str], states: Iterable[Mapping]) -> None:
 
 @contextmanager
 def _alone(profile: Profile) -> Iterator[None]:
-    import fcntl
-
-    path = _state_folder(profile) / "lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise CdrError(f"profile {profile.name} is being run by another process: wait for its end") from error
+    with locked(_state_folder(profile) / "lock", f"profile {profile.name} is being run by another process: wait for its end"):
         yield
 
 # %% ../../nbs/reporting/02_run.ipynb #a05dcf23
