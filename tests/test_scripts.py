@@ -216,9 +216,9 @@ def test_the_query_is_data():
 @pytest.mark.llm
 @pytest.mark.skipif(missing() is not None, reason=missing() or "")
 def test_a_small_real_model(tmp_path):
-    queries = {str(number): query.text for number, query in enumerate(LABELLED[:60:15])}
+    queries = {str(number): query.text for number, query in enumerate(LABELLED[:30:15])}
     with RealLLM(context=3072, threads=1) as server:
-        options = {"endpoint": "smollm2", "cache": tmp_path / "replies.jsonl", "timeout": 300, "max_tokens": 200, "retries": 0}
+        options = {"endpoint": "smollm2", "cache": tmp_path / "replies.jsonl", "timeout": 300, "max_tokens": 120, "retries": 0}
         with LLM(server.model, server.base_url, concurrency=1, **options) as llm:
             first = parse_queries(queries, llm, progress=False)
             assert llm.usage.billed == len(queries)
