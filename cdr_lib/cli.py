@@ -12,7 +12,7 @@ import signal
 import sys
 import textwrap
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import cdr_lib
@@ -25,6 +25,9 @@ from .core.conversation import is_blank, printable
 from .retrieval.segment import GRANULARITIES
 
 # %% ../nbs/cli.ipynb #654a7c41
+_RANKINGS = (*GRANULARITIES, "aligned")  # as `run_grid` names them; its module is imported where it is used
+
+
 def evaluate(args: argparse.Namespace) -> int:
     "Run `cdr evaluate`."
     from cdr_lib.core.collection import TASK_AREAS
@@ -69,7 +72,7 @@ def evaluate(args: argparse.Namespace) -> int:
 
 def _baseline(text: str | None) -> str | tuple[str, str] | None:
     name, _, granularity = (text or "").rpartition(":")
-    return (name, granularity) if granularity in GRANULARITIES and name else text
+    return (name, granularity) if granularity in _RANKINGS and name else text
 
 # %% ../nbs/cli.ipynb #c9a2a1ed
 def search_corpus(args: argparse.Namespace) -> int:
@@ -82,6 +85,8 @@ def search_corpus(args: argparse.Namespace) -> int:
 
     if is_blank(args.question):
         raise CdrError("the question is empty")
+    if args.script is not None and args.granularity != "aligned":
+        raise CdrError("--script goes with --granularity aligned")
     reader = open_corpus(args.corpus, args.format, args.on_error)
     corpus, _ = by_id(reader)
     if reader.rejects:
@@ -89,6 +94,8 @@ def search_corpus(args: argparse.Namespace) -> int:
               file=sys.stderr)
     if not corpus:
         raise CdrError(f"{args.corpus}: there is no conversation in it")
+    if args.granularity == "aligned":
+        return _search_aligned(args, corpus)
     units = segment(corpus, args.granularity, args.window)
     store = None if args.encoder.startswith("bm25") else Store()
     run = search({"question": args.question}, units, args.encoder, k=args.k, store=store, device=args.device,
@@ -105,6 +112,33 @@ def search_corpus(args: argparse.Namespace) -> int:
     colour = sys.stdout.isatty() and "NO_COLOR" not in os.environ
     for hit in hits.to_dict("records"):
         print(_shown_hit(hit, corpus[hit["conversation"]], colour, args.context))
+    return 0
+
+
+def _search_aligned(args: argparse.Namespace, corpus: Mapping) -> int:
+    import pandas as pd
+
+    from cdr_lib.core.store import Store
+    from cdr_lib.retrieval.aligned import explain, prepare, show_hits
+    from cdr_lib.retrieval.grammar import parse_query
+
+    script = parse_query(args.question)
+    if args.script is not None:
+        script = script.edited(args.script.replace(";", "\n"))
+    store = None if args.encoder.startswith("bm25") else Store()
+    found = prepare({"question": args.question}, corpus, args.encoder, {"question": script}, window=args.window, store=store,
+                    device=args.device, progress=not args.quiet)
+    run = found.run(args.k, device=args.device)
+    if args.json:
+        for (rank, name, score), parts in explain(found, run, args.k).groupby(["rank", "conversation", "score"], sort=False):
+            played = [{"part": row.asked, "message": None if row.message is pd.NA else int(row.message),
+                       "similarity": None if row.similarity is pd.NA else float(row.similarity)} for row in parts.itertuples()]
+            print(json_dumps({"rank": int(rank), "id": name, "score": float(score), "parts": played,
+                              "turns": [turn.to_dict() for turn in corpus[name].turns]}))
+        return 0
+    if not run["question"]:
+        print("no conversation matches", file=sys.stderr)
+    print(show_hits(found, run, corpus, k=args.k, context=args.context))
     return 0
 
 
@@ -170,7 +204,7 @@ def parser() -> argparse.ArgumentParser:
                      help="minilm (packaged), hash, keyword, openai:MODEL, mteb:MODEL, or a sentence-transformers name or path")
     one.add_argument("--bm25", action="store_true", help="the lexical baseline as well")
     one.add_argument("--out", required=True, help="folder for the results")
-    _search_options(one, list(GRANULARITIES), "+")
+    _search_options(one, list(_RANKINGS), "+")
     one.add_argument("--k", type=_positive, default=100, help="conversations to keep per query in the run files")
     one.add_argument("--cutoff", type=int, choices=(1, 5, 10, 20), default=10, help="of the printed tables")
     one.add_argument("--rendering", choices=("plain", "text"), default="plain",
@@ -190,6 +224,9 @@ def parser() -> argparse.ArgumentParser:
     two.add_argument("question", help='such as "the user is annoyed because the answer was repeated"')
     two.add_argument("--encoder", default="minilm", metavar="NAME", help="as for evaluate; bm25 for keyword search")
     _search_options(two, "window", None)
+    two.add_argument("--script", metavar="PARTS", default=None,
+                     help="with aligned: what to look for in place of what the grammar reads in the question, such as "
+                          "'assistant: suggests a restaurant; next user: asks for another one'")
     two.add_argument("-k", type=_positive, default=5, help="conversations to print")
     two.add_argument("--context", type=_natural, default=1, help="messages to print before and after the best unit")
     two.add_argument("--format", default=None, help="of the file, where it cannot be told from its look")
@@ -223,8 +260,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _search_options(command: argparse.ArgumentParser, default: str | list[str], nargs: str | None) -> None:
-    command.add_argument("--granularity", nargs=nargs, choices=GRANULARITIES, default=default,
-                         help="what is ranked: single messages, sliding windows, whole conversations")
+    command.add_argument("--granularity", nargs=nargs, choices=_RANKINGS, default=default,
+                         help="what is ranked: single messages, sliding windows, whole conversations; or aligned: who says "
+                              "what after what")
     command.add_argument("--window", type=_positive, default=3, help="messages in a window")
     command.add_argument("--device", default=None, help="of torch, such as cuda:1; default: a GPU if there is one")
 

@@ -68,6 +68,8 @@ def test_evaluate_refuses_a_broken_collection_and_leaves_results_intact(folder):
     (["evaluate", "set", "--bm25"], 2, "--out"),
     (["search", "set", "  ", "--encoder", "bm25"], 1, "question is empty"),
     (["search", "set", "red", "-k", "0"], 2, "1 or more"),
+    (["search", "set", "red", "--script", "user: red"], 1, "--granularity aligned"),
+    (["search", "set", "red", "--granularity", "aligned", "--script", "customer: red"], 1, "'customer' is unknown"),
     (["report", "--profile", "nothing"], 1, "sample"),
     (["reprot"], 2, "invalid choice"),
 ])
@@ -91,12 +93,30 @@ def test_search_as_json_is_one_object_per_line(folder):
     assert [row["rank"] for row in rows] == [1, 2] and rows[0]["id"] == "bag" and rows[0]["turns"][0]["role"] == "user"
 
 
+def test_aligned_search_shows_who_plays_which_part(folder):
+    call = ("search", folder / "set", "the user asks for a red bag and the assistant shows one", "--granularity", "aligned")
+    done = cdr(*call, "--quiet", "-k", "1")
+    assert done.returncode == 0 and "user: asks for a red bag" in done.stdout.splitlines()[1]
+    assert "1. bag" in done.stdout and "> user: Do you have a red bag?" in done.stdout
+    edited = cdr("search", folder / "set", "a leak", "--granularity", "aligned", "--quiet", "--json",
+                 "--script", "user: leaks; later assistant: is sorry")
+    rows = [json.loads(line) for line in edited.stdout.splitlines()]
+    assert rows[0]["id"] == "kettle" and [part["message"] for part in rows[0]["parts"]] == [0, 1]
+
+
+def test_evaluate_ranks_aligned_beside_the_granularities(folder):
+    assert cdr("evaluate", folder / "set", "--bm25", "--out", folder / "out").returncode == 0
+    rows = json.loads((folder / "out/metrics.json").read_text())
+    assert {row["granularity"] for row in rows} == {"turn", "window", "session", "aligned"}
+
+
 def test_search_reads_any_log_and_never_obeys_it(folder):
     hostile = Conversation("c\u202e1", (Turn("user", "red bag \x1b]52;c;cm0=\x07\x1b[2J"), Turn("assistant", "ok")))
     write_jsonl([hostile], folder / "logs.jsonl")
-    done = cdr("search", folder / "logs.jsonl", "red bag", "--encoder", "bm25")
-    assert done.returncode == 0 and "\x1b" not in done.stdout and "\x07" not in done.stdout and "\u202e" not in done.stdout
-    assert "\\x1b]52" in done.stdout
+    for granularity in ("window", "aligned"):
+        done = cdr("search", folder / "logs.jsonl", "red bag", "--encoder", "bm25", "--granularity", granularity)
+        assert done.returncode == 0 and "\x1b" not in done.stdout and "\x07" not in done.stdout and "\u202e" not in done.stdout
+        assert "\\x1b]52" in done.stdout
 
 
 def test_search_stops_quietly_when_its_reader_goes(folder):
