@@ -154,6 +154,9 @@ class _Build:
         folder, self.queries_key, about = self.work.stage("queries", settings, [digest, self.corpus_key, *files], make_queries)
         self.asked = pd.read_parquet(folder / "queries.parquet")
         self.queries = dict(zip(self.asked["query"], self.asked["text"]))
+        if not self.queries:
+            raise CdrError(f"queries.source: {self.plan.queries.source}: no query could be written for {len(self.conversations):,} "
+                           "conversations, or all were turned down: use another model, or queries of templates")
         self.steps_of = {query: tuple(Step(*step) for step in json.loads(steps)) for query, steps in
                          zip(self.asked["query"], self.asked["steps"])}
         self.count("queries", "queries", about["all"], len(self.queries), not_drawn=about["all"] - len(self.queries))
