@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 
 from cdr_lib.core import files
 from cdr_lib.core.config import CdrError
-from cdr_lib.core.conversation import BadRecord
+from cdr_lib.core.conversation import BadRecord, Conversation
+from cdr_lib.core.corpus import open_corpus
 from cdr_lib.core.files import corpus_files, json_entries, parquet_records, split_of, text_lines
-from cdr_lib.core.io import read_parquet, write_parquet
+from cdr_lib.core.io import read_parquet, write_jsonl, write_parquet
 from cdr_lib.core.logs import (
     read_bitext,
     read_lmsys,
@@ -769,3 +770,11 @@ def test_synthetic_persona_chat_leaves_out_only_what_has_no_speakers(tmp_path):
     reader = read_synthetic_persona_chat(Path(REAL) / "synthetic-persona-chat", on_error="collect")
     found = survives(reader, tmp_path)
     assert len(found) + len(reader.rejects) == 1968 and len(reader.rejects) == 3
+
+
+@pytest.mark.parametrize("name", ["chats.PARQUET", "chats.JSONL", "chats.jsonl.GZ"])
+def test_the_case_of_an_ending_does_not_matter(tmp_path, name):
+    chats = [Conversation.make("c1", ("user", "hello"), ("assistant", "hi"))]
+    write = write_parquet if name.endswith("PARQUET") else write_jsonl
+    write(chats, tmp_path / name)
+    assert [chat.turns for chat in open_corpus(tmp_path / name)] == [chats[0].turns]

@@ -150,7 +150,7 @@ def guess_format(
 ) -> str:  # one of `FORMATS`
     "Which reader fits: by endings and names, by columns, or by the fields of the first record."
     path = Path(path)
-    suffix = next((end.lower() for end in reversed(path.suffixes) if end != ".gz"), "")
+    suffix = next((end.lower() for end in reversed(path.suffixes) if end.lower() != ".gz"), "")
     if path.is_dir() or suffix == ".zip":
         return _export_format(path)
     if suffix == ".parquet":
@@ -224,4 +224,4 @@ def open_corpus(
         return load_source(name, path, on_error)
     if path.is_dir():
         return _read_shards(path, on_error)
-    return read_parquet(path, on_error) if path.suffix == ".parquet" else read_jsonl(path, on_error)
+    return read_parquet(path, on_error) if path.suffix.lower() == ".parquet" else read_jsonl(path, on_error)

@@ -53,8 +53,8 @@ def corpus_files(
     if not path.is_dir():
         with open(existing_file(path), "rb") as file:
             head = file.read(6)
-        kind = next((end for start, end in _BINARY.items() if head.startswith(start)), path.suffix)
-        if kind != path.suffix:
+        ending = path.suffix.lower()
+        if next((end for start, end in _BINARY.items() if head.startswith(start)), ending) != ending:
             raise CdrError(f"{path} holds no {what}: it looks like {looks_like(path)}")
         return [path]
     folders = [path, *(path / name for name in _FOLDERS)]
@@ -133,7 +133,7 @@ def corpus_records(
 ) -> Iterator[Record]:
     "Records of Parquet and JSON files, one after the other."
     one_of("surrogates", surrogates, SURROGATES)
-    return chain.from_iterable(parquet_records(file, needs, without) if file.suffix == ".parquet"
+    return chain.from_iterable(parquet_records(file, needs, without) if file.suffix.lower() == ".parquet"
                                else json_records(file, surrogates) for file in files)
 
 # %% ../../nbs/core/08_files.ipynb #a60253f8

@@ -180,7 +180,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
 def open_new(path: str | Path) -> Iterator[BinaryIO]:
     "Open a file for writing, whole or not at all, through gzip if its name ends in .gz."
     with replacing(path) as temporary, open(temporary, "wb") as file:
-        if str(path).endswith(".gz"):
+        if str(path).lower().endswith(".gz"):
             # No name and no time in the header: equal content gives equal bytes.
             with gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
                 yield packed

@@ -139,7 +139,7 @@ class Record(NamedTuple):
 def open_bytes(path: str | Path) -> Iterator[BinaryIO]:
     "Open a file for reading, through gzip if its name ends in .gz; a damaged one is a `CdrError`."
     try:
-        with gzip.open(path, "rb") if str(path).endswith(".gz") else open(path, "rb") as file:
+        with gzip.open(path, "rb") if str(path).lower().endswith(".gz") else open(path, "rb") as file:
             yield file
     except (EOFError, gzip.BadGzipFile) as error:
         raise CdrError(f"{path}: damaged or cut gzip file ({error})") from error
