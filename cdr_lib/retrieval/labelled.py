@@ -6,7 +6,7 @@
 __all__ = ['HALVES', 'FIELDS', 'LabelledQuery', 'read_labelled', 'text_f1', 'pair_parts', 'same_script', 'parser_scores',
            'parser_table']
 
-# %% ../../nbs/retrieval/07b_labelled.ipynb #24c82809
+# %% ../../nbs/retrieval/07b_labelled.ipynb #f4713481
 import hashlib
 import re
 from collections import Counter
@@ -20,8 +20,8 @@ import yaml
 from ..core.config import CdrError, data_dir
 from .script import Part, Script
 
-# %% ../../nbs/retrieval/07b_labelled.ipynb #e8dca727
-HALVES = ("dev", "test")
+# %% ../../nbs/retrieval/07b_labelled.ipynb #ee5aab39
+HALVES = ("dev", "test", "stranger-dev", "stranger-test")
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,13 @@ class LabelledQuery:
     text: str
     script: Script
     area: str  # one of the task areas
+    hand: str = ""  # "stranger": written by another hand than the grammar
 
     @property
     def half(self) -> str:
-        "dev or test, by a hash of the text."
-        return HALVES[hashlib.sha256(self.text.encode()).digest()[0] % 2]
+        "One of `HALVES`: dev or test by a hash of the text, for each hand."
+        side = HALVES[hashlib.sha256(self.text.encode()).digest()[0] % 2]
+        return f"{self.hand}-{side}" if self.hand else side
 
 
 def read_labelled(
@@ -46,23 +48,24 @@ def read_labelled(
     found: dict[str, LabelledQuery] = {}
     for path in sorted(folder.glob("*.yaml")):
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if not isinstance(data, Mapping) or set(data) != {"area", "queries"}:
-            raise CdrError(f"{path}: a file of labelled queries has area and queries")
+        if not isinstance(data, Mapping) or set(data) not in ({"area", "queries"}, {"hand", "queries"}):
+            raise CdrError(f"{path}: a file of labelled queries has queries and either their area or their hand")
         for row in data["queries"]:
-            if set(row) != {"ask", "script"}:
-                raise CdrError(f"{path}: a labelled query has ask and script, not {', '.join(row)}")
+            row = {"area": data["area"], **row} if "area" in data else row
+            if set(row) != {"ask", "area", "script"}:
+                raise CdrError(f"{path}: a labelled query has ask, area and script, not {', '.join(row)}")
             try:
                 script = Script.parse(row["script"], row["ask"])
             except CdrError as error:
                 raise CdrError(f"{path}, {row['ask']!r}: {error}") from None
             if row["ask"] in found:
                 raise CdrError(f"{path}: {row['ask']!r} comes twice")
-            found[row["ask"]] = LabelledQuery(row["ask"], script, data["area"])
+            found[row["ask"]] = LabelledQuery(row["ask"], script, row["area"], data.get("hand", ""))
     if not found:
         raise CdrError(f"{folder} holds no labelled queries")
     return list(found.values())
 
-# %% ../../nbs/retrieval/07b_labelled.ipynb #ae6e8b7b
+# %% ../../nbs/retrieval/07b_labelled.ipynb #d3e384af
 _STOP = frozenset("a an the of to is are was were be been being that which who and or but it its their his her them they do "
                   "does did has have had for in on at by with from as this".split())
 _WORDS = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
@@ -110,7 +113,7 @@ def same_script(
         text_f1(p.text, e.text) >= 0.8 and all(getattr(p, name) == getattr(e, name) for name in FIELDS)
         for p, e in zip(predicted.parts, expected.parts))
 
-# %% ../../nbs/retrieval/07b_labelled.ipynb #7a70df03
+# %% ../../nbs/retrieval/07b_labelled.ipynb #0dc1686a
 def parser_scores(
     scripts: Mapping[str, Script],  # by text of the query
     labelled: Iterable[LabelledQuery],
@@ -134,7 +137,7 @@ def parser_table(
     parsers: Mapping[str, Callable[[list[str]], Mapping[str, Script]]],  # name -> queries to scripts by query
     labelled: Iterable[LabelledQuery],
 ) -> pd.DataFrame:  # columns parser, half, queries, exact, precision, recall and the fields
-    "Measure parsers on both halves."
+    "Measure parsers on every half."
     labelled = list(labelled)
     rows = []
     for name, parse in parsers.items():
