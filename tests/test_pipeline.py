@@ -572,3 +572,11 @@ def test_an_interrupt_that_compiled_code_loses_is_raised_again(interruptible):
             pass
         crew.do(len, [("abc",)], "measure", False)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_the_manifest_has_the_caps_of_the_last_call(tmp_path):
+    write_jsonl([Conversation.make(f"c{number}", ("user", f"question {number}"), ("assistant", "ok")) for number in range(4)],
+                tmp_path / "in.jsonl")
+    for share in (0.9, 0.5):
+        curate({"stages": ["exact"], "caps": {"share_per_source": share}}, tmp_path / "out", tmp_path / "in.jsonl", progress=False)
+        assert read_json(tmp_path / "out" / "manifest.json")["plan"]["caps"]["share_per_source"] == share

@@ -433,6 +433,8 @@ def curate(
         done = read_json(out / "manifest.json") if (out / "manifest.json").is_file() else {}
         if done.get("key") == key and done["outputs"] == _hashes(out):
             run.say("nothing has changed: the corpus is the one that is there")
+            if done["plan"] != plan.to_dict():  # caps, which decide nothing about a conversation
+                write_json(out / "manifest.json", {**done, "plan": plan.to_dict()})
         else:
             if done:
                 run.say("the corpus is written again")
