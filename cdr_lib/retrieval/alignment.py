@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Rows', 'Scale', 'similarity_scale', 'Costs', 'Alignment', 'align_one', 'Side', 'View', 'aligned_topk']
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #678c8dc2
+# %% ../../nbs/retrieval/11_alignment.ipynb #4706ff66
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
@@ -19,7 +19,7 @@ from .dense import parse_bytes
 from .run import Hits, first_units, id_places, ranking
 from .script import Part, Script
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #cf47bcb1
+# %% ../../nbs/retrieval/11_alignment.ipynb #e1f1801b
 _SAMPLE = 4096  # messages: enough for two digits, and cheap
 
 
@@ -43,7 +43,7 @@ def similarity_scale(
     square = float(((some.T @ some / len(some)) ** 2).sum())
     return Scale(level, max(0.0, square - level**2) ** 0.5)
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #0f553fb9
+# %% ../../nbs/retrieval/11_alignment.ipynb #8b9e7616
 @dataclass(frozen=True)
 class Costs:
     "What deviations from a script cost. Those of skip, gap and place are in spreads, see `similarity_scale`."
@@ -65,7 +65,7 @@ class Costs:
             elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
                 raise CdrError(f"costs: {field.name}={value!r} must be a finite number of at least 0")
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #85b1692f
+# %% ../../nbs/retrieval/11_alignment.ipynb #1c625b3c
 _MOST = 8  # messages that one part can ask for: more say no more
 
 
@@ -112,7 +112,7 @@ def _plan(script: Script, costs: Costs) -> _Plan:
     looks = tuple((part.role if costs.roles and part.scope == "turn" else "", part.place) for part in script.parts)
     return _Plan(links, tuple(never), tuple(session), looks, played)
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #03c50ab3
+# %% ../../nbs/retrieval/11_alignment.ipynb #198a80da
 class Alignment(NamedTuple):
     "The best way to play a script in one conversation."
 
@@ -191,7 +191,7 @@ def align_one(
         total += -costs.never * max(0.0, value_of - scale.level) if is_forbidden else value_of
     return Alignment(total / max(1, plan.played), tuple(sorted(messages)), tuple(forbidden))
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #033d0329
+# %% ../../nbs/retrieval/11_alignment.ipynb #946aa62d
 class _Stack:
     "Units of some conversations by position: at each, the conversations that reach it, longest first."
 
@@ -216,7 +216,7 @@ class _Stack:
             stop = start
         return found
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #46bc159c
+# %% ../../nbs/retrieval/11_alignment.ipynb #d657be86
 class _Group(NamedTuple):
     "Scripts of one shape."
 
@@ -246,8 +246,8 @@ class _Block:
             self.groups.append(_Group(plan, np.array(members), tuple(slices)))
 
 
-def _align(block: _Block, stack: _Stack, roles: np.ndarray, products: dict[str, Callable], whole: Any, scale: Scale,
-           costs: Costs, device: Any) -> Any:  # float32 tensor [queries, conversations]
+def _align(block: _Block, stack: _Stack, products: dict[str, Callable], whole: Any, scale: Scale, costs: Costs,
+           device: Any) -> Any:  # float32 tensor [queries, conversations]
     "Alignment scores of a block of queries with a stack of conversations."
     import torch
 
@@ -267,10 +267,7 @@ def _align(block: _Block, stack: _Stack, roles: np.ndarray, products: dict[str, 
     where = torch.from_numpy(stack.where.astype(np.float32)).to(device)
     for start, stop in stack.tiles():
         left, right = int(stack.at[start]), int(stack.at[stop])
-        found = {}
-        for role, near in products.items():
-            mine = roles[left:right] == role if role else np.ones(right - left, bool)
-            found[role] = _of_role(near(left, right), mine) if mine.any() else None
+        found = {role: near(left, right) for role, near in products.items()}
         for position in reversed(range(start, stop)):
             low_column, n = int(stack.at[position]) - left, int(stack.reach[position])
             at = slice(low_column, low_column + n)
@@ -330,16 +327,7 @@ def _align(block: _Block, stack: _Stack, roles: np.ndarray, products: dict[str, 
         scores[torch.from_numpy(group.queries).to(device)] = total / max(1, group.plan.played)
     return scores
 
-
-def _of_role(near: Any, mine: np.ndarray) -> Any:
-    "Similarities of the parts of a role; messages of others are out of reach."
-    import torch
-
-    if not mine.all():
-        near[:, torch.from_numpy(~mine).to(near.device)] = -torch.inf
-    return near
-
-# %% ../../nbs/retrieval/11_alignment.ipynb #44776914
+# %% ../../nbs/retrieval/11_alignment.ipynb #f3fc521b
 Rows = np.ndarray | sparse.csr_array  # of queries or parts: vectors [rows, dim], or similarities to units [rows, units]
 
 
@@ -361,16 +349,34 @@ class View(NamedTuple):
 class _Products:
     "Similarities of rows with the units of a stack: products of vectors, or columns of a matrix that is given."
 
-    def __init__(self, rows: Rows, side: Side, units: np.ndarray, device: Any):
+    def __init__(self, rows: Rows, side: Side, units: np.ndarray, device: Any, mine: np.ndarray | None = None):
         self.rows, self.device, self.given = rows, device, sparse.issparse(rows)
+        # Only units that are `mine` are compared, the others are out of reach.
+        self.places = None if mine is None or mine.all() else np.flatnonzero(mine)
+        units = units if self.places is None else units[self.places]
         self.units = rows[:, units] if self.given else _tensor(side.vectors[units], device)
 
-    def of(self, rows: Sequence[int]) -> Callable:  # function of a range of the stack, giving a tensor [rows, units]
-        if self.given:
-            own = self.units[rows].tocsc()
-            return lambda left, right: _tensor(own[:, left:right].toarray(), self.device)
-        own = _tensor(self.rows[rows], self.device)
-        return lambda left, right: own @ self.units[left:right].T
+    def of(self, rows: Sequence[int]) -> Callable:  # function of a range of the stack, giving a tensor [rows, units] or None
+        own = self.units[rows].tocsc() if self.given else _tensor(self.rows[rows], self.device)
+
+        def near(left: int, right: int) -> Any:
+            if self.given:
+                return _tensor(own[:, left:right].toarray(), self.device)
+            return own @ self.units[left:right].T
+
+        def spread(left: int, right: int) -> Any:
+            import torch
+
+            low, high = np.searchsorted(self.places, [left, right])
+            if low == high:
+                return None
+            # The last column stands for all units that are out of reach.
+            found = torch.nn.functional.pad(near(low, high), (0, 1), value=-torch.inf)
+            column = np.full(right - left, high - low)
+            column[self.places[low:high] - left] = np.arange(high - low)
+            return torch.gather(found, 1, torch.from_numpy(column).to(self.device).expand(len(found), -1))
+
+        return near if self.places is None else spread
 
 
 def _spans(conversation: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -420,15 +426,16 @@ def aligned_topk(
     with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as executor:
         for chosen in _chunks(longest, length, width):
             stack = _Stack(first[chosen], length[chosen], width)
-            messages = _Products(parts, turns, stack.units, device)
+            who = roles[stack.units]
+            messages = {role: _Products(parts, turns, stack.units, device, who == role if role else None)
+                        for role in {role for block in blocks for role, rows in block.rows.items() if rows}}
             sides = [_view(view, chosen, n, width, device) for view in views]
             whole = _tensor(_whole(session, chosen, n), device) if session is not None else None
-            who = roles[stack.units]
 
             def work(block: _Block) -> tuple[np.ndarray, ...]:
-                near = {role: messages.of(rows) for role, rows in block.rows.items() if rows}
+                near = {role: messages[role].of(rows) for role, rows in block.rows.items() if rows}
                 about = _tensor(parts[block.session], device) @ whole.T if block.session else None
-                scores = _align(block, stack, who, near, about, scale, costs, device)
+                scores = _align(block, stack, near, about, scale, costs, device)
                 for view, (places_of, back, units) in zip(views, sides):
                     scores += view.weight * _peaks(units.of(block.queries), places_of, len(block.queries), device)[:, back]
                 return _best(scores, block.queries, k)
