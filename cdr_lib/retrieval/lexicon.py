@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['EDGE', 'VERBS', 'BE', 'MODAL', 'DO', 'HAVE', 'ALSO_NOUNS', 'USER', 'ASSISTANT', 'DETERMINERS', 'POSSESSIVES',
-           'PREPOSITIONS', 'NOT_ADJECTIVE', 'ADVERBS', 'SPEECH', 'FEELINGS', 'USER_NOUNS', 'DONE_TO', 'REACTIONS',
-           'EVENT', 'EVENTS', 'TIMES_OF_DAY', 'Word', 'to_words', 'to_text', 'inflected', 'word_set', 'phrase_list',
-           'Side', 'side_at', 'subject_at', 'acts_at', 'inside_speech', 'is_nominal']
+           'PREPOSITIONS', 'NOT_ADJECTIVE', 'MANNERS_OF', 'LINKING', 'ADVERBS', 'MANNERS', 'SPEECH', 'FEELINGS',
+           'USER_NOUNS', 'DONE_TO', 'REACTIONS', 'FATES', 'EVENT', 'EVENTS', 'TIMES_OF_DAY', 'Word', 'to_words',
+           'to_text', 'inflected', 'word_set', 'phrase_list', 'Side', 'side_at', 'subject_at', 'acts_at',
+           'inside_speech', 'is_nominal']
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #31904f19
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #35b2ef90
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #4664d5bb
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #3170f555
 class Word(NamedTuple):
     low: str  # as it is compared
     text: str  # as it was written
@@ -26,10 +27,31 @@ _WORD = re.compile(
 )
 
 
+_OFTEN_MISSPELT = """
+    assistant assistants chatbot chatbots customer customers client clients caller callers person people conversation
+    conversations dialogue dialogues session sessions before without immediately repeatedly user users agent agents after
+    where which never until
+"""
+
+
+def _slips(word: str) -> set[str]:
+    "The word with two letters swapped, and a long one with a letter missing or doubled."
+    found = {word[:i] + word[i + 1] + word[i] + word[i + 2 :] for i in range(len(word) - 1)}
+    if len(word) > 5:
+        found |= {word[:i] + word[i + 1 :] for i in range(len(word))} | {word[:i] + word[i:i + 1] + word[i:] for i in range(len(word))}
+    return found
+
+
+_SPELT = {slip: word for word in _OFTEN_MISSPELT.split() for slip in _slips(word)}
+_SPELT |= {"teh": "the", "hte": "the", "costumer": "customer", "costumers": "customers", "assitent": "assistant"}
+_SPELT = {slip: word for slip, word in _SPELT.items() if slip not in _OFTEN_MISSPELT.split()}
+
+
 def to_words(text: str) -> list[Word]:
     found, end = [], 0
     for match in _WORD.finditer(text):
-        found.append(Word(match[0].lower().replace("’", "'"), match[0], match.start() > end))
+        low = match[0].lower().replace("’", "'")
+        found.append(Word(_SPELT.get(low, low), match[0], match.start() > end))
         end = match.end()
     return found
 
@@ -46,7 +68,7 @@ def to_text(words: Iterable[Word]) -> str:
         words.pop()
     return "".join(" " * (word.space and number > 0) + word.text for number, word in enumerate(words))
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #54fe086d
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #a7dd0be0
 _BASE = """
     abandon accept accuse ache acknowledge act adapt add admit adopt advise agree allow announce answer apologise
     apologize appear apply appreciate approve argue arrange arrive ask assert assess assist assume attack attempt
@@ -72,6 +94,22 @@ _BASE = """
     show sigh sign signal sing slip smile solve sound speak specify spell start state stay steal stick stop stumble
     submit suggest sum summarise summarize supply support suspect swap swear switch sympathise sympathize take talk
     teach tease tell test thank think threaten throw tire transfer translate treat trick trust try turn understand
+    achieve adjust afford alert align amuse analyse analyze assure attach attract await bargain beat bend bet bite
+    blackmail blow bother bully celebrate chase chuckle circle clean climb coax collect combine commit compile compute
+    concede conduct connect construct consult contribute convert count crash deceive declare defend define delay delegate
+    deliver demonstrate derail design determine develop diagnose differ disable disappear disappoint disconnect
+    discourage disobey disregard distract distrust donate downplay drive earn eat embarrass embrace emerge emphasise
+    emphasize enable engage enjoy ensure entertain err establish evaluate examine execute expand experiment expose
+    fabricate flag flip force forgive format forward fulfil gain gather generate ghost gossip grant grieve grumble
+    guarantee hand hate hire illustrate imagine impersonate implement impress increase indicate infer influence initiate
+    install intend interpret intervene investigate involve irritate jump label lag leak lend let link load locate lock
+    maintain manage mark match mediate memorise memorize mislead mix modify monitor motivate narrate nod nudge obey
+    observe obtain occur offend operate outline owe pass pause perform pitch pose post practise predict prevent print
+    process pronounce protect publish pull pursue quarrel rank rate rebook recite recover redirect reduce regret relate
+    rely reminisce reproduce research respect retell reward rhyme role-play roleplay run scare schedule scream separate
+    serve skip snap sob sort spam speculate spend split spot stall stand store strike struggle study substitute succeed
+    suffer surprise survive suspend tackle tend tolerate touch track trade transcribe travel trigger type unsubscribe
+    upload utter validate vary violate volunteer vow wander whine whisper worsen
     undo update upgrade urge use vanish vent verify visit voice vote wait waive walk want warn waste watch waver weigh
     welcome win wish withdraw withhold wonder work worry wrap write yell yield
 """
@@ -130,6 +168,24 @@ _IRREGULAR = {
     "swear": "swore sworn",
     "take": "took taken",
     "teach": "taught",
+    "beat": "beat beaten",
+    "bend": "bent",
+    "bet": "bet",
+    "bite": "bit bitten",
+    "blow": "blew blown",
+    "drive": "drove driven",
+    "eat": "ate eaten",
+    "forgive": "forgave forgiven",
+    "lend": "lent",
+    "let": "let",
+    "mislead": "misled",
+    "retell": "retold",
+    "run": "ran run",
+    "spend": "spent",
+    "split": "split",
+    "stand": "stood",
+    "strike": "struck",
+    "meet": "met",
     "tell": "told",
     "think": "thought",
     "throw": "threw thrown",
@@ -141,12 +197,13 @@ _IRREGULAR = {
 }
 _DOUBLED = frozenset(
     """
+    bet grin nod skip snap sob spam spot run split commit flag flip lag
     admit beg begin chat cut drop forbid forget hang hurry let omit plan quit refer set stop submit swap transfer
     permit
 """.split()
 ) - {"hurry"}
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #641a4de6
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #13275c75
 def inflected(base: str) -> dict[str, str]:
     "Forms of a verb and which they are: base, s, ing or past."
     vowel_y = base.endswith("y") and base[-2] not in "aeiou"
@@ -196,12 +253,16 @@ ALSO_NOUNS = frozenset(
     object offer open order pay pick plan play point praise present press promise prompt protest question quote refund
     remark repair reply report request reserve return review rush search set share shift show sign signal sound start
     state stop supply support swear switch talk test thank threat transfer treat trust try turn update upgrade use
-    visit voice wait walk watch welcome wish work worry
+    visit voice wait walk watch welcome wish work worry alert bet bite blow chase chuckle circle count crash delay design
+    drive experiment flag force format gain gossip grant guarantee hand hire increase influence jump label leak link load lock
+    mark match outline pass pause pitch post print process quarrel rank rate regret research respect reward rhyme
+    role-play roleplay run schedule scream spam split stall stand store strike struggle study substitute surprise touch
+    track trade travel trigger type upload volunteer whisper
 """.split()
 )
 ALSO_NOUNS = frozenset(form for base in ALSO_NOUNS for form, kind in inflected(base).items() if kind in ("base", "s"))
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #43bdccbd
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #ef9b876c
 def word_set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
@@ -212,7 +273,7 @@ def phrase_list(text: str) -> tuple[tuple[str, ...], ...]:
 
 USER = word_set("""
     user users customer customers client clients caller callers consumer consumers human humans people person persons
-    shopper shoppers buyer buyers end-user end-users subscriber subscribers enquirer asker
+    shopper shoppers buyer buyers end-user end-users subscriber subscribers enquirer inquirer asker prompter
 """)
 ASSISTANT = word_set("""
     assistant assistants agent agents bot bots chatbot chatbots ai ais llm llms model models advisor adviser
@@ -224,15 +285,35 @@ _KINDS = word_set("""
     pupils learner learners passenger passengers tourist tourists beginner beginners developer developers parent
     parents patron patrons member members player players employee employees applicant applicants teenager teenagers
     newcomer newcomers reader readers listener listeners owner owners tenant tenants driver drivers investor investors
-    commuter commuters
+    commuter commuters programmer programmers coder coders dev devs engineer engineers researcher researchers teen
+    teens senior seniors
+""")
+_HELPERS = word_set("""
+    tutor tutors teacher teachers instructor instructors coach coaches trainer trainers therapist therapists
+    counsellor counsellors counselor counselors consultant consultants librarian librarians clerk clerks salesperson
+    salesman saleswoman concierge receptionist receptionists helper helpers
 """)
 _ANYONE = word_set("""
     someone somebody anyone anybody speaker speakers party parties side sides participant participants interlocutor
     interlocutors
 """)
 _LOOSE = word_set("""
-    system machine model models operator person guest member owner party side parties sides
+    system machine model models operator person guest member owner party side parties sides senior
 """)  # also other things
+_SIDES = {
+    **dict.fromkeys(_ANYONE, "any"),
+    **dict.fromkeys(ASSISTANT | _HELPERS, "assistant"),
+    **dict.fromkeys(USER | _KINDS, "user"),
+}
+_TWO_WORDS = dict.fromkeys(
+    phrase_list("""
+    help desk | service desk | front desk | call centre | call center | tech support | technical support | customer
+    service | customer support | customer care | support staff | support team | service team | chat bot
+"""),
+    "assistant",
+)
+_LETTERS = word_set("a b c x y 1 2 one two")
+_LATTER = {("the", noun) for noun in ("other", "latter", "former")}
 DETERMINERS = word_set("""
     the a an this that these those some any every each all both most many several one another no which such few
     certain our your either neither
@@ -274,16 +355,22 @@ NOT_ADJECTIVE = (
     because so only also there here i you he she they it we help
 """)
 )
-ADVERBS = word_set("""
-    then later finally eventually ultimately subsequently afterwards thereafter first firstly initially originally
-    still also just again immediately instantly promptly directly suddenly quickly soon already always often now
-    therefore actually simply really even only repeatedly constantly continually persistently frequently thus hence
-    gradually slowly openly politely angrily briefly merely further instead nevertheless nonetheless lastly secondly
-    thirdly explicitly clearly silently calmly rudely wrongly mistakenly falsely happily reluctantly correctly
-    successfully
+MANNERS_OF = word_set("""
+    quickly slowly gradually suddenly openly politely angrily briefly explicitly clearly silently calmly rudely wrongly
+    mistakenly falsely happily reluctantly correctly successfully deliberately accidentally unexpectedly sincerely
+    warmly bluntly firmly kindly patiently sarcastically abruptly carefully spontaneously completely nearly almost
 """)
+LINKING = word_set("""
+    then later finally eventually ultimately subsequently afterwards thereafter first firstly initially originally
+    still also just again immediately instantly promptly directly soon already always often now therefore actually
+    simply really even only repeatedly constantly continually persistently frequently thus hence merely further
+    instead nevertheless nonetheless lastly secondly thirdly ever
+""")
+ADVERBS = LINKING | MANNERS_OF  # only what links may be left out of a text
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #1fde9161
+
+
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #f72d572d
 class Side(NamedTuple):
     role: str
     kept: list[Word]  # what is said about them, such as "angry"
@@ -291,56 +378,62 @@ class Side(NamedTuple):
     owner: bool = False  # "the user's ..."
 
 
+def _verb_soon(words: list[Word], at: int) -> bool:
+    "Whether a finite verb, not a noun that looks like one, stands at a place."
+    if at >= len(words) or not VERBS.get(words[at].low, set()) & {"s", "past"}:
+        return False
+    following = words[at + 1].low if at + 1 < len(words) else ""
+    return words[at].low not in ALSO_NOUNS or following in DETERMINERS | POSSESSIVES | {"to", "with", "that", "for", "it", "them"}
+
+
+def _noun_at(words: list[Word], at: int) -> tuple[str, str, int, bool]:
+    "The noun at a place: itself, the side that it names (or \"\"), the first word after it, and whether it is an owner."
+    low = words[at].low
+    if at + 1 < len(words):  # "help desk", "virtual assistant"
+        two = words[at + 1].low
+        if role := _TWO_WORDS.get((low, two.removesuffix("'s"))):
+            return "agent", role, at + 2, two.endswith("'s")
+        if low in ("language", "support", "service", "human", "virtual", "ai", "other") and two in ASSISTANT | USER:
+            low, at = two, at + 1
+    owner = low.endswith(("'s", "s'"))
+    noun = low[:-2] if low.endswith("'s") else low[:-1] if owner else low
+    return noun, _SIDES.get(noun, ""), at + 1, owner
+
+
 def side_at(words: list[Word], at: int) -> Side | None:
-    "The side that is named at a place, with its article and up to three adjectives."
+    "The side that is named at a place, with its article and up to five adjectives."
     first, size = at, len(words)
-    marked = False
     while at < size and at - first < 3 and (words[at].low in DETERMINERS or words[at].low in ("two", "other", "same", "of")):
-        marked = True
         at += 1
+    marked = at > first
     kept: list[Word] = []
     for _ in range(6):
         if at >= size:
             return None
-        low = words[at].low
-        owner = low.endswith("'s") or low.endswith("s'")
-        noun = low[:-2] if low.endswith("'s") else low[:-1] if owner else low
-        if (
-            noun in ("language", "support", "service", "human", "virtual", "ai", "other")
-            and at + 1 < size
-            and (words[at + 1].low in ASSISTANT or words[at + 1].low in USER or words[at + 1].low in ("staff", "team"))
-        ):
-            at += 1
-            low = words[at].low
-            noun = "agent" if low in ("staff", "team") else low
-            owner = False
-        role = (
-            "user" if noun in USER or noun in _KINDS else "assistant" if noun in ASSISTANT else "any" if noun in _ANYONE else ""
-        )
+        noun, role, end, owner = _noun_at(words, at)
+        following = words[end].low if end < size else ""
+        if noun == "support" and not marked and not kept:
+            by = first and words[first - 1].low in ("by", "from") and (not following or following in NOT_ADJECTIVE)
+            return Side("assistant", kept, end) if by or _verb_soon(words, end) else None
         if role:
             plural = noun.endswith("s") or noun in ("people", "someone", "somebody", "anyone", "anybody")
-            following = words[at + 1].low if at + 1 < size else ""
-            if (
-                noun in ("person", "speaker")
-                and not owner
-                and following in ("a", "b", "c", "x", "y", "1", "2", "one", "two")
-                and (following != "a" or words[at + 1].text == "A")
-            ):
-                return Side("", kept, at + 2)
+            if noun in ("person", "speaker") and not owner and following in _LETTERS and words[end].text != "a":
+                return Side("", kept, end + 1)
             if following in _COMPOUND and not (
                 "s" in VERBS.get(following, ())
-                and (marked or at + 2 < size and (words[at + 2].low in DETERMINERS or words[at + 2].low in POSSESSIVES))
+                and (marked or end + 1 < size and (words[end + 1].low in DETERMINERS or words[end + 1].low in POSSESSIVES))
             ):
                 return None
             if plural and any(word.low in ("but", "and", ",") for word in kept):
                 return None
-            if noun in _LOOSE and (not marked or kept):
+            if noun in _LOOSE and (kept or not marked and not _verb_soon(words, end)):
                 return None
             if not marked and not plural and not owner and kept:
                 return None
-            if noun in _KINDS and words[first].low != "the":
+            if noun in _KINDS and (plural or marked) and words[first].low != "the":
                 kept = [*kept, words[at]]
-            return Side("" if role == "any" else role, kept, at + 1, owner)
+            return Side("" if role == "any" else role, kept, end, owner)
+        low = words[at].low
         if low in ("but", "and", ",") and kept and marked and words[first].low in ("a", "an", "the"):
             kept.append(words[at])
             at += 1
@@ -351,7 +444,7 @@ def side_at(words: list[Word], at: int) -> Side | None:
         at += 1
     return None
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #e99f0498
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #f7756654
 def _verbish(words: list[Word], at: int) -> bool:
     "Whether what stands at a place can go on after a subject."
     return at < len(words) and words[at].low not in (PREPOSITIONS - {"like"}) | {
@@ -374,14 +467,18 @@ def subject_at(words: list[Word], at: int) -> Side | None:
         bare = who.end - at == 1 and not who.owner and not words[at].low.endswith("s") and words[at].low not in ("people",)
         if not bare or words[at].low in _ANYONE or acts_at(words, who.end):
             return who
+    if at + 2 < len(words) and (words[at].low, words[at + 1].low) in _LATTER and acts_at(words, at + 2):
+        return Side("pronoun", [], at + 2)
     if at < len(words) and words[at].low in _PRONOUNS and _verbish(words, at + 1):
         return Side("pronoun", [], at + 1)
+    if at + 3 < len(words) and words[at].low in ("neither", "none") and words[at + 1].low == "of":
+        return Side("nobody", [], at + 3)  # "neither of them"
     if at + 1 < len(words) and words[at].low in ("nobody", "none") or [w.low for w in words[at : at + 2]] == ["no", "one"]:
         return Side("nobody", [], at + 1 + (words[at].low == "no"))
     return None
 
 
-_MANNERS = word_set("""
+MANNERS = word_set("""
     rude polite impolite friendly unfriendly wrong helpful unhelpful slow cold formal informal late calm patient
     stubborn sorry nice mean hostile aggressive sarcastic
 """)
@@ -394,11 +491,11 @@ def acts_at(words: list[Word], at: int) -> bool:
     return at < len(words) and (
         words[at].low in VERBS
         or words[at].low in BE
-        or words[at].low in FEELINGS | _MANNERS
+        or words[at].low in FEELINGS | MANNERS
         or words[at].low in (":", "who", "not", "never", "keeps", "keep")
     )
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #d5a8619f
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #f7200f0d
 SPEECH = word_set("""
     that whether if how why what because where who which since as
 """)
@@ -425,7 +522,7 @@ def is_nominal(words: list[Word]) -> bool:
         and not any(word.low in BE or word.low in MODAL or word.low in DO for word in words)
     )
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #7ce84b6b
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #dcb7c345
 FEELINGS = word_set("""
     angry anger annoyed annoyance anxious anxiety frustrated frustration furious fury irritated irritation worried
     worry worries afraid fear fears scared nervous nervousness upset sad sadness unhappy disappointed disappointment
@@ -440,7 +537,8 @@ FEELINGS = word_set("""
 """)
 USER_NOUNS = FEELINGS | word_set("""
     question questions complaint complaints request requests praise thanks feedback doubt doubts concern concerns
-    inquiry inquiries enquiry enquiries criticism grievance grievances wish wishes plea pleas
+    inquiry inquiries enquiry enquiries criticism grievance grievances wish wishes plea pleas prompts query queries
+    jailbreak jailbreaks
 """)
 # With a form of "be", done by the other side: "the user is told".
 DONE_TO = word_set("""
@@ -449,6 +547,7 @@ DONE_TO = word_set("""
     invited requested encouraged pressed prompted questioned challenged praised criticised criticized blamed accused
     scolded reassured comforted threatened confronted congratulated greeted mocked persuaded convinced lectured
     patronised patronized flattered complimented referred redirected handed quoted sent answered notified connected
+    caught forgiven exposed overruled stopped silenced misled deceived rejected
     guided sold quizzed tricked coaxed begged ordered forbidden allowed helped dismissed rebuffed taught
 """)
 REACTIONS = word_set("""
@@ -456,6 +555,9 @@ REACTIONS = word_set("""
     misunderstand turn point wave brush resist dispute contradict dismiss deny doubt challenge praise mock overlook
     notice regret protest oppose withdraw fulfil fulfill refute rebuff disagree appreciate resent grant honour
 """)
+# What becomes of a question, an offer or a promise.
+_FATES = REACTIONS | word_set("understand keep forget solve resolve address acknowledge return meet follow hear grant interrupt")
+FATES = frozenset(form for base in _FATES for form, kind in inflected(base).items() if kind == "past") - {"broke", "forgot"}
 REACTIONS = frozenset(form for base in REACTIONS for form in inflected(base))
 EVENT = re.compile(r"(?:tion|sion|ment|sal|ance|ence|ology|ization|isation|ure|ing)s?$")
 EVENTS = FEELINGS | word_set("""
