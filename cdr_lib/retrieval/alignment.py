@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['Rows', 'Scale', 'similarity_scale', 'Costs', 'Alignment', 'align_one', 'Side', 'View', 'aligned_topk']
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #4706ff66
+# %% ../../nbs/retrieval/11_alignment.ipynb #05a5d048
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ from .dense import parse_bytes
 from .run import Hits, first_units, id_places, ranking
 from .script import Part, Script
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #e1f1801b
+# %% ../../nbs/retrieval/11_alignment.ipynb #31534d8c
 _SAMPLE = 4096  # messages: enough for two digits, and cheap
 
 
@@ -43,7 +44,7 @@ def similarity_scale(
     square = float(((some.T @ some / len(some)) ** 2).sum())
     return Scale(level, max(0.0, square - level**2) ** 0.5)
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #8b9e7616
+# %% ../../nbs/retrieval/11_alignment.ipynb #7e40ff23
 @dataclass(frozen=True)
 class Costs:
     "What deviations from a script cost. Those of skip, gap and place are in spreads, see `similarity_scale`."
@@ -65,7 +66,7 @@ class Costs:
             elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
                 raise CdrError(f"costs: {field.name}={value!r} must be a finite number of at least 0")
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #1c625b3c
+# %% ../../nbs/retrieval/11_alignment.ipynb #35e62936
 _MOST = 8  # messages that one part can ask for: more say no more
 
 
@@ -85,8 +86,11 @@ class _Plan(NamedTuple):
     chains: tuple[tuple[_Link, ...], ...]
     never: tuple[int, ...]  # parts that no message may be like
     session: tuple[tuple[int, bool], ...]  # parts about the conversation as a whole, and whether they are forbidden
-    looks: tuple[tuple[str, str], ...]  # role and place of every part
-    played: int  # parts that count
+    size: int  # parts
+    played: int  # of them those that count
+
+
+_Looks = tuple[tuple[str, str], ...]  # role and place of every part
 
 
 def _plan(script: Script, costs: Costs) -> _Plan:
@@ -109,10 +113,13 @@ def _plan(script: Script, costs: Costs) -> _Plan:
                                    "change": part.change and not copy, "never": ()})
     links = tuple(tuple(_Link(**link) for link in chain) for chain in chains)
     played = len({link.part for chain in links for link in chain}) + sum(not forbidden for _, forbidden in session)
-    looks = tuple((part.role if costs.roles and part.scope == "turn" else "", part.place) for part in script.parts)
-    return _Plan(links, tuple(never), tuple(session), looks, played)
+    return _Plan(links, tuple(never), tuple(session), len(script.parts), played)
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #198a80da
+
+def _looks(script: Script, costs: Costs) -> _Looks:
+    return tuple((part.role if costs.roles and part.scope == "turn" else "", part.place) for part in script.parts)
+
+# %% ../../nbs/retrieval/11_alignment.ipynb #987a456f
 class Alignment(NamedTuple):
     "The best way to play a script in one conversation."
 
@@ -127,14 +134,18 @@ def align_one(
     roles: Sequence[str],  # of the messages
     scale: Scale,
     costs: Costs = Costs(),
-    session: np.ndarray | None = None,  # [parts], similarity to the whole conversation, where the script asks for it
+    session: np.ndarray | None = None,  # [parts], similarities to the whole conversation, where the script asks for them
 ) -> Alignment:
     "Align a script with one conversation, message by message; for explanations, and the reference of `aligned_topk`."
     plan, n = _plan(script, costs), len(roles)
+    if plan.session and session is None:
+        raise CdrError(f"the script of {script.query!r:.80} speaks of the whole conversation: give similarities to it")
+    if np.size(similarity) != len(script.parts) * n:
+        raise CdrError(f"similarities of the shape {np.shape(similarity)} where {len(script.parts)} parts and {n} messages meet")
     near = np.array(similarity, dtype=np.float64).reshape(len(script.parts), n)
     where = np.arange(n) / max(1, n - 1)
     seen = near.copy()
-    for number, (role, place) in enumerate(plan.looks):
+    for number, (role, place) in enumerate(_looks(script, costs)):
         seen[number] -= {"": 0, "first": where, "last": 1 - where}[place] * costs.place * scale.spread
         seen[number, [bool(role) and role != other for other in roles]] = -np.inf
     skip = scale.level - costs.skip * scale.spread
@@ -191,7 +202,7 @@ def align_one(
         total += -costs.never * max(0.0, value_of - scale.level) if is_forbidden else value_of
     return Alignment(total / max(1, plan.played), tuple(sorted(messages)), tuple(forbidden))
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #946aa62d
+# %% ../../nbs/retrieval/11_alignment.ipynb #4317093f
 class _Stack:
     "Units of some conversations by position: at each, the conversations that reach it, longest first."
 
@@ -216,34 +227,69 @@ class _Stack:
             stop = start
         return found
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #d657be86
+# %% ../../nbs/retrieval/11_alignment.ipynb #6268168b
 class _Group(NamedTuple):
-    "Scripts of one shape."
+    "Scripts whose chains are alike."
 
     plan: _Plan
     queries: np.ndarray  # int, rows of the block
-    rows: tuple[tuple[str, slice], ...]  # of every part: its role, and where its vectors stand among those of the role
+    rows: tuple[slice, ...]  # where the similarities of every part stand: in those of turns, or of sessions
 
 
 class _Block:
     "Some queries, ready for alignment."
 
-    def __init__(self, plans: Sequence[_Plan], starts: Sequence[int], queries: np.ndarray):
+    def __init__(self, plans: Sequence[_Plan], looks: Sequence[_Looks], starts: Sequence[int], queries: np.ndarray):
         self.queries = queries
         shapes: dict[_Plan, list[int]] = {}
         for row, query in enumerate(queries):
             shapes.setdefault(plans[query], []).append(row)
-        self.rows: dict[str, list[int]] = {"user": [], "assistant": [], "": []}  # part vectors by role
-        self.session: list[int] = []
+        self.size = 0  # parts that messages play
+        self.roles: dict[str, tuple[list[int], list[int]]] = {}  # where parts of a role stand, and their vectors
+        self.places: dict[str, list[int]] = {"first": [], "last": []}
+        self.session: list[int] = []  # vectors
         self.groups = []
         for plan, members in shapes.items():
-            whole = {number for number, _ in plan.session}
-            slices = []
-            for number, (role, _) in enumerate(plan.looks):
-                rows = self.session if number in whole else self.rows[role]
-                slices.append((role, slice(len(rows), len(rows) + len(members))))
-                rows += [starts[queries[row]] + number for row in members]
+            whole, slices = {number for number, _ in plan.session}, []
+            for number in range(plan.size):
+                start = len(self.session) if number in whole else self.size
+                slices.append(slice(start, start + len(members)))
+                vectors = [starts[queries[row]] + number for row in members]
+                if number in whole:
+                    self.session += vectors
+                    continue
+                self.size += len(members)
+                for at, (row, vector) in enumerate(zip(members, vectors), start):
+                    role, place = looks[queries[row]][number]
+                    own = self.roles.setdefault(role, ([], []))
+                    own[0].append(at)
+                    own[1].append(vector)
+                    if place:
+                        self.places[place].append(at)
             self.groups.append(_Group(plan, np.array(members), tuple(slices)))
+
+
+def _similarities(block: _Block, stack: _Stack, products: dict[str, Callable], place: float, device: Any) -> Callable:
+    "Function of a range of the stack, giving what a message earns for each part: float32 tensor [parts, units]."
+    import torch
+
+    where = torch.from_numpy(stack.where.astype(np.float32)).to(device)
+    at = {role: torch.tensor(own, device=device) for role, (own, _) in block.roles.items()}
+    places = {name: torch.tensor(own, device=device) for name, own in block.places.items() if own}
+
+    def near(left: int, right: int) -> Any:
+        found = torch.empty((block.size, right - left), device=device)
+        for role, own in at.items():
+            if (part := products[role](left, right)) is None:
+                found.index_fill_(0, own, -torch.inf)
+            else:
+                found.index_copy_(0, own, part)
+        for name, own in places.items():
+            far = where[left:right] if name == "first" else 1 - where[left:right]
+            found.index_add_(0, own, (-place * far).expand(len(own), -1))
+        return found
+
+    return near
 
 
 def _align(block: _Block, stack: _Stack, products: dict[str, Callable], whole: Any, scale: Scale, costs: Costs,
@@ -251,8 +297,7 @@ def _align(block: _Block, stack: _Stack, products: dict[str, Callable], whole: A
     "Alignment scores of a block of queries with a stack of conversations."
     import torch
 
-    size, skip, low = stack.size, scale.level - costs.skip * scale.spread, -torch.inf
-    gap, place = costs.gap * scale.spread, costs.place * scale.spread
+    size, skip, gap = stack.size, scale.level - costs.skip * scale.spread, costs.gap * scale.spread
     states = []
     for group in block.groups:
         height = len(group.queries)
@@ -260,60 +305,41 @@ def _align(block: _Block, stack: _Stack, products: dict[str, Callable], whole: A
         for chain in group.plan.chains:
             worth = np.cumsum([link.weight for link in chain][::-1])[::-1] * skip
             best = [torch.full((height, size), float(w), device=device) for w in worth]
-            last = [torch.full((height, size), low, device=device) if link.next else None for link in chain]
+            last = [torch.full((height, size), -torch.inf, device=device) if link.next else None for link in chain]
             runs = [[torch.full((height, size), scale.level, device=device) for _ in link.never] for link in chain]
             chains.append((chain, best, last, runs))
         states.append((group, chains, [torch.full((height, size), scale.level, device=device) for _ in group.plan.never]))
-    where = torch.from_numpy(stack.where.astype(np.float32)).to(device)
+    similarities = _similarities(block, stack, products, costs.place * scale.spread, device)
     for start, stop in stack.tiles():
-        left, right = int(stack.at[start]), int(stack.at[stop])
-        found = {role: near(left, right) for role, near in products.items()}
+        left = int(stack.at[start])
+        tile = similarities(left, int(stack.at[stop]))
         for position in reversed(range(start, stop)):
-            low_column, n = int(stack.at[position]) - left, int(stack.reach[position])
-            at = slice(low_column, low_column + n)
-
-            def look(group: _Group, number: int) -> Any:  # similarities of a part at this position, or None
-                role, rows = group.rows[number]
-                if found[role] is None:
-                    return None
-                near = found[role][rows, at]
-                side = group.plan.looks[number][1]
-                if side:
-                    far = where[left + low_column:left + low_column + n]
-                    near = near - place * (far if side == "first" else 1 - far)
-                return near
-
+            column, n = int(stack.at[position]) - left, int(stack.reach[position])
+            here = tile[:, column:column + n]
             for group, chains, nevers in states:
+                rows = group.rows
                 for chain, best, last, runs in chains:
                     for j, link in enumerate(chain):
-                        near = look(group, link.part)
-                        then = best[j + 1][:, :n] if j + 1 < len(chain) else None
-                        if near is None:
-                            if last[j] is not None:
-                                last[j][:, :n] = low
-                        else:
-                            earn = near if link.weight == 1 else near * link.weight
-                            if then is not None:
-                                follow = chain[j + 1]
-                                earn = earn + (torch.maximum(last[j + 1][:, :n], then - gap) if follow.next else then)
-                                if follow.change and (held := look(group, follow.part)) is not None:
-                                    held = (held - scale.level).clamp_(min=0)
-                                    earn = earn - costs.change * held
-                            for run in runs[j]:
-                                earn = earn - costs.never * (run[:, :n] - scale.level)
-                            torch.maximum(best[j][:, :n], earn, out=best[j][:, :n])
-                            if last[j] is not None:
-                                last[j][:, :n] = earn
+                        earn = here[rows[link.part]]
+                        earn = earn if link.weight == 1 else earn * link.weight
+                        if j + 1 < len(chain):
+                            then, follow = best[j + 1][:, :n], chain[j + 1]
+                            earn = earn + (torch.maximum(last[j + 1][:, :n], then - gap) if follow.next else then)
+                            if follow.change:
+                                earn -= costs.change * (here[rows[follow.part]] - scale.level).clamp_(min=0)
+                        for run in runs[j]:
+                            earn = earn - costs.never * (run[:, :n] - scale.level)
+                        torch.maximum(best[j][:, :n], earn, out=best[j][:, :n])
+                        if last[j] is not None:
+                            last[j][:, :n] = earn
                     # A link may be skipped; from the last one, so that several can be.
                     for j in range(len(chain) - 2, -1, -1):
                         torch.maximum(best[j][:, :n], best[j + 1][:, :n] + chain[j].weight * skip, out=best[j][:, :n])
                     for link, run in zip(chain, runs):
                         for number, most in zip(link.never, run):
-                            if (near := look(group, number)) is not None:
-                                torch.maximum(most[:, :n], near, out=most[:, :n])
+                            torch.maximum(most[:, :n], here[rows[number]], out=most[:, :n])
                 for number, most in zip(group.plan.never, nevers):
-                    if (near := look(group, number)) is not None:
-                        torch.maximum(most[:, :n], near, out=most[:, :n])
+                    torch.maximum(most[:, :n], here[rows[number]], out=most[:, :n])
     scores = torch.zeros((len(block.queries), size), device=device)
     for group, chains, nevers in states:
         total = torch.zeros((len(group.queries), size), device=device)
@@ -322,12 +348,12 @@ def _align(block: _Block, stack: _Stack, products: dict[str, Callable], whole: A
         for most in nevers:
             total -= costs.never * (most - scale.level)
         for number, forbidden in group.plan.session:
-            near = whole[group.rows[number][1]]
+            near = whole[group.rows[number]]
             total += -costs.never * (near - scale.level).clamp(min=0) if forbidden else near
         scores[torch.from_numpy(group.queries).to(device)] = total / max(1, group.plan.played)
     return scores
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #f3fc521b
+# %% ../../nbs/retrieval/11_alignment.ipynb #c5da29eb
 Rows = np.ndarray | sparse.csr_array  # of queries or parts: vectors [rows, dim], or similarities to units [rows, units]
 
 
@@ -392,7 +418,7 @@ def aligned_topk(
     roles: Sequence[str],  # of the messages
     conversation_ids: Sequence[str],  # distinct; those without a message are not found
     views: Sequence[View] = (),
-    session: Side | None = None,  # whole conversations with vectors, where a script asks for them
+    session: tuple[Rows, Side] | None = None,  # the parts once more, and whole conversations, where a script asks for them
     scale: Scale | None = None,  # default: that of the messages' vectors
     costs: Costs = Costs(),
     k: int = 100,  # conversations to keep per query
@@ -409,45 +435,54 @@ def aligned_topk(
     _check(scripts, parts, turns, roles, conversation_ids, views, session, k)
     device = torch.device((device or ("cuda" if torch.cuda.is_available() else "cpu")).split(",")[0])
     roles, scale = np.asarray(roles, dtype=object), scale or similarity_scale(turns.vectors)
-    plans = [_plan(script, costs) for script in scripts]
+    plans, looks = ([of(script, costs) for script in scripts] for of in (_plan, _looks))
     starts = np.concatenate([[0], np.cumsum([len(script.parts) for script in scripts])]).astype(int)
     # Queries of one shape stand together, so that a block has few groups.
     shape: dict[_Plan, int] = {}
     order = sorted((row for row, script in enumerate(scripts) if script.parts),
                    key=lambda row: (shape.setdefault(plans[row], len(shape)), row))
-    n, budget = len(conversation_ids), parse_bytes(max_memory)
+    n = len(conversation_ids)
     first, length = _spans(turns.conversation, n)
     longest = np.argsort(-length, kind="stable")
     longest = longest[length[longest] > 0]
     workers = torch.get_num_threads() if device.type == "cpu" else 1
-    width, height = _size(budget, 1 if turns.vectors is None else turns.vectors.shape[1], workers, device.type == "cpu")
-    places, pool = id_places(conversation_ids), _Pool(k)
-    blocks = [_Block(plans, starts, np.array(rows)) for rows in _blocks(order, starts, height)]
+    sides = [turns, *(view.side for view in views)]
+    width, height = _size(parse_bytes(max_memory), sides, workers, device.type == "cpu")
+    places, pool, floor = id_places(conversation_ids), _Pool(k), torch.full((len(scripts),), -torch.inf, device=device)
+    blocks = [_Block(plans, looks, starts, np.array(rows)) for rows in _blocks(order, starts, height, workers)]
+    asked = {role for block in blocks for role in block.roles}
+
+    def lay_out(chosen: np.ndarray) -> _Chunk:
+        stack = _Stack(first[chosen], length[chosen], width)
+        who = roles[stack.units]
+        messages = {role: _Products(parts, turns, stack.units, device, who == role if role else None) for role in asked}
+        whole = _laid_out(*session, chosen, n, width, device) if session is not None else None
+        around = [_laid_out(view.queries, view.side, chosen, n, width, device) for view in views]
+        return _Chunk(chosen, stack, messages, around, whole)
+
+    def work(block: _Block, chunk: _Chunk) -> tuple[np.ndarray, ...]:
+        near = {role: chunk.messages[role].of(rows) for role, (_, rows) in block.roles.items()}
+        about = chunk.whole.peaks(block.session) if block.session else None
+        scores = _align(block, chunk.stack, near, about, scale, costs, device)
+        for view, units in zip(views, chunk.views):
+            scores.add_(units.peaks(block.queries), alpha=view.weight)
+        return _best(scores, block.queries, k, floor)
+
     with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as executor:
-        for chosen in _chunks(longest, length, width):
-            stack = _Stack(first[chosen], length[chosen], width)
-            who = roles[stack.units]
-            messages = {role: _Products(parts, turns, stack.units, device, who == role if role else None)
-                        for role in {role for block in blocks for role, rows in block.rows.items() if rows}}
-            sides = [_view(view, chosen, n, width, device) for view in views]
-            whole = _tensor(_whole(session, chosen, n), device) if session is not None else None
-
-            def work(block: _Block) -> tuple[np.ndarray, ...]:
-                near = {role: messages[role].of(rows) for role, rows in block.rows.items() if rows}
-                about = _tensor(parts[block.session], device) @ whole.T if block.session else None
-                scores = _align(block, stack, near, about, scale, costs, device)
-                for view, (places_of, back, units) in zip(views, sides):
-                    scores += view.weight * _peaks(units.of(block.queries), places_of, len(block.queries), device)[:, back]
-                return _best(scores, block.queries, k)
-
-            for rows, columns, scores in executor.map(work, blocks):
-                pool.add(rows, chosen[columns], scores, places)
+        chunks = _chunks(longest, length, width)
+        ahead = executor.submit(lay_out, chunks[0]) if chunks and blocks else None
+        for following in [*chunks[1:], None] if ahead else []:
+            chunk = ahead.result()
+            # The next conversations are laid out while these are aligned.
+            ahead = executor.submit(lay_out, following) if following is not None else None
+            for rows, columns, scores in executor.map(work, blocks, repeat(chunk)):
+                pool.add(rows, chunk.conversations[columns], scores, places)
     rows, found, scores = pool.finish(places)
     return Hits(rows, found, scores, first[found], 0)
 
 
 def _check(scripts: Sequence[Script], parts: Rows, turns: Side, roles: Sequence[str], ids: Sequence[str],
-           views: Sequence[View], session: Side | None, k: int) -> None:
+           views: Sequence[View], session: tuple[Rows, Side] | None, k: int) -> None:
     if k < 1:
         raise CdrError(f"k={k}: at least one hit per query must be asked for")
     if len(roles) != len(turns.conversation):
@@ -459,7 +494,7 @@ def _check(scripts: Sequence[Script], parts: Rows, turns: Side, roles: Sequence[
     pairs += [(f"queries of view {number}", view.queries, len(scripts), f"units of view {number}", view.side)
               for number, view in enumerate(views, 1)]
     if session is not None:
-        pairs.append(("parts", parts, n_parts, "sessions", session))
+        pairs.append(("parts for sessions", session[0], n_parts, "sessions", session[1]))
     elif asked := [script.query for script in scripts for part in script.parts if part.scope == "session"]:
         raise CdrError(f"the script of {asked[0]!r:.80} speaks of the whole conversation: give `session` vectors")
     for name, rows, expected, units, side in pairs:
@@ -486,22 +521,26 @@ def _finite(vectors: np.ndarray, name: str) -> None:
             raise CdrError(f"{name}: row {start + bad[0]} holds NaN or infinity")
 
 
-def _size(budget: int, dim: int, workers: int, on_cpu: bool) -> tuple[int, int]:
+def _size(budget: int, sides: Sequence[Side], workers: int, on_cpu: bool) -> tuple[int, int]:
     "Units of a product, and parts of a block. On a CPU the sums of a step should stay in the cache."
-    width, height = (4096, 256) if on_cpu else (65536, 2048)
-    # A tile of similarities for each role, and about four running sums a part, for each worker; two copies of vectors.
-    while width > 64 and 4 * (width * dim * 3 + workers * height * width * 7) > budget:
+    width, height = (2048, 1024) if on_cpu else (65536, 2048)
+    numbers = sum(side.vectors.shape[1] for side in [sides[0], *sides] if side.vectors is not None)
+    # Two chunks of vectors, messages twice for their roles; for each worker similarities by role, and sums of each part.
+    while width > 64 and 4 * (2 * 8 * width * numbers + workers * height * width * 8) > budget:
         width, height = width // 2, max(16, height // 2)
     return width, height
 
 
-def _blocks(order: Sequence[int], starts: np.ndarray, height: int) -> list[list[int]]:
-    "Queries in order, with about `height` parts a block."
+def _blocks(order: Sequence[int], starts: np.ndarray, height: int, workers: int) -> list[list[int]]:
+    "Queries in order, with at most about `height` parts a block, in equal shares for the workers."
+    total = sum(int(starts[row + 1] - starts[row]) for row in order)
+    rounds = max(1, -(-total // (workers * height)))
+    height = max(16, -(-total // (workers * rounds)))
     blocks: list[list[int]] = [[]]
     parts = 0
     for row in order:
         own = starts[row + 1] - starts[row]
-        if parts + own > height and blocks[-1]:
+        if parts >= height:
             blocks.append([])
             parts = 0
         blocks[-1].append(row)
@@ -527,44 +566,63 @@ def _tensor(rows: np.ndarray, device: Any) -> Any:
     return torch.from_numpy(np.ascontiguousarray(rows, dtype=np.float32)).to(device)
 
 
-def _whole(session: Side, chosen: np.ndarray, n: int) -> np.ndarray:  # float32 [conversations, dim]
-    first, length = _spans(session.conversation, n)
-    vectors = np.zeros((len(chosen), session.vectors.shape[1]), np.float32)
-    has = length[chosen] > 0
-    vectors[has] = session.vectors[first[chosen[has]]]
-    return vectors
+class _Peaks(NamedTuple):
+    "Units of some conversations, of which the best will count."
+
+    stack: _Stack
+    back: Any  # where each conversation went in the stack; None if all stay in place
+    products: _Products
+    device: Any
+
+    def peaks(self, rows: Sequence[int]) -> Any:  # float32 tensor [rows, conversations]
+        "The best unit of each conversation; 0 where it has none."
+        import torch
+
+        stack, products = self.stack, self.products.of(rows)
+        most = torch.full((len(rows), stack.size), -torch.inf, device=self.device)
+        for start, stop in stack.tiles():
+            left = int(stack.at[start])
+            near = products(left, int(stack.at[stop]))
+            for position in range(start, stop):
+                low, n = int(stack.at[position]) - left, int(stack.reach[position])
+                torch.maximum(most[:, :n], near[:, low:low + n], out=most[:, :n])
+        most[:, int(stack.reach[0]) if len(stack.reach) else 0:] = 0
+        return most if self.back is None else most[:, self.back]
 
 
-def _view(view: View, chosen: np.ndarray, n: int, width: int, device: Any) -> tuple[_Stack, Any, _Products]:
-    "Units of a view by position, where each of the chosen conversations went, and the similarities."
+def _laid_out(rows: Rows, side: Side, chosen: np.ndarray, n: int, width: int, device: Any) -> _Peaks:
     import torch
 
-    first, length = _spans(view.side.conversation, n)
+    first, length = _spans(side.conversation, n)
     order = np.argsort(-length[chosen], kind="stable")
     stack = _Stack(first[chosen[order]], length[chosen[order]], width)
-    return stack, torch.from_numpy(np.argsort(order)).to(device), _Products(view.queries, view.side, stack.units, device)
+    moved = bool(np.any(np.diff(order) != 1))
+    back = torch.from_numpy(np.argsort(order)).to(device) if moved else None
+    return _Peaks(stack, back, _Products(rows, side, stack.units, device), device)
 
 
-def _peaks(products: Callable, stack: _Stack, height: int, device: Any) -> Any:  # float32 tensor [queries, conversations]
-    "The best unit of each conversation; 0 where it has none."
+class _Chunk(NamedTuple):
+    "Conversations that are searched together, ready to be compared."
+
+    conversations: np.ndarray
+    stack: _Stack
+    messages: dict[str, _Products]  # by role
+    views: list[_Peaks]
+    whole: _Peaks | None
+
+
+def _best(scores: Any, queries: np.ndarray, k: int, floor: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    "Hits that can be among the best `k` of their query, which has `k` others from `floor` up: row, column, score; ties all stay."
     import torch
 
-    most = torch.full((height, stack.size), -torch.inf, device=device)
-    for start, stop in stack.tiles():
-        left = int(stack.at[start])
-        near = products(left, int(stack.at[stop]))
-        for position in range(start, stop):
-            low, n = int(stack.at[position]) - left, int(stack.reach[position])
-            torch.maximum(most[:, :n], near[:, low:low + n], out=most[:, :n])
-    return most.masked_fill_(most == -torch.inf, 0)
-
-
-def _best(scores: Any, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    "Hits that can be among the best `k` of their query: row, column, score; ties are all kept."
-    import torch
-
-    least = torch.topk(scores, min(k, scores.shape[1]), dim=1).values[:, -1:]
-    rows, columns = (scores >= least).nonzero(as_tuple=True)
+    asked = torch.from_numpy(queries).to(scores.device)
+    chosen = scores >= floor[asked, None]
+    if int(chosen.sum()) > k * len(queries):
+        least = torch.topk(scores, min(k, scores.shape[1]), dim=1).values[:, -1]
+        if scores.shape[1] >= k:
+            floor[asked] = torch.maximum(floor[asked], least)
+        chosen = scores >= torch.maximum(floor[asked], least)[:, None]
+    rows, columns = chosen.nonzero(as_tuple=True)
     values = scores[rows, columns].cpu().numpy()
     return queries[rows.cpu().numpy()], columns.cpu().numpy(), values
 

@@ -88,11 +88,11 @@ def aligned(data: dict, asked: list, views: bool = True, **options):
     n = int(data["owner"][-1]) + 1
     counts = [len(script.parts) for script in asked]
     session = Side(data["session"], np.arange(n))
-    parts = np.repeat(data["queries"], counts, axis=0)[:, ::-1]  # other vectors than those of the queries
+    parts = np.ascontiguousarray(np.repeat(data["queries"], counts, axis=0)[:, ::-1])  # other vectors than those of the queries
     return aligned_topk(
-        asked, np.ascontiguousarray(parts), Side(data["turns"], data["owner"]), np.array(["user", "assistant"])[data["roles"]],
+        asked, parts, Side(data["turns"], data["owner"]), np.array(["user", "assistant"])[data["roles"]],
         names(data), [View(0.25, data["queries"], Side(data["window"], data["window_owner"])),
-                      View(0.15, data["queries"], session)] if views else (), session, k=K, **options)
+                      View(0.15, data["queries"], session)] if views else (), (parts, session), k=K, **options)
 
 
 def plain(data: dict):
