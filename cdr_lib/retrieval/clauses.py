@@ -6,19 +6,19 @@
 __all__ = ['TALKS', 'BEGIN', 'END', 'WHERE', 'FROM_TO', 'THEN', 'AT_ONCE', 'SEPARATORS', 'TURNS', 'FIRST', 'MIDDLE', 'LAST',
            'starts', 'which_phrase', 'Frame', 'find_frame', 'Step', 'cut_out', 'done_by', 'to_clauses']
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #0659de15
+# %% ../../nbs/retrieval/07d_clauses.ipynb #2ea4580c
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from cdr_lib.retrieval.lexicon import (
     ADVERBS, ALSO_NOUNS, ASSISTANT, BE, DETERMINERS, DO, DONE_TO, EVENT, EVENTS, HAVE, MODAL, NOT_ADJECTIVE,
-    FATES, POSSESSIVES, PREPOSITIONS, REACTIONS, SPEECH, TIMES_OF_DAY, USER, VERBS, Word, acts_at, inflected, inside_speech,
+    FATES, POSSESSIVES, PREPOSITIONS, REACTIONS, RECEIVED, SPEECH, TIMES_OF_DAY, USER, VERBS, Word, acts_at, inflected, inside_speech,
     is_nominal, phrase_list, side_at, subject_at, word_set,
 )
 from .script import ROLES
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #51737cd2
+# %% ../../nbs/retrieval/07d_clauses.ipynb #3d9f5083
 TALKS = frozenset(
     form
     for noun in """
@@ -75,7 +75,7 @@ WHERE = phrase_list("""
     following : | :
 """)
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #547aca1b
+# %% ../../nbs/retrieval/07d_clauses.ipynb #bfc12ede
 def starts(words: list[Word], at: int, phrase: tuple[str, ...]) -> bool:
     if at >= len(words) or words[at].low != phrase[0]:
         return False
@@ -89,7 +89,7 @@ def which_phrase(words: list[Word], at: int, phrases: Iterable[tuple[str, ...]])
     low = words[at].low
     return max((len(phrase) for phrase in phrases if phrase[0] == low and starts(words, at, phrase)), default=0)
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #c47474ff
+# %% ../../nbs/retrieval/07d_clauses.ipynb #98edf25b
 class Frame(NamedTuple):
     plain: list[Word]  # without the frame
     body: list[Word]  # what is to be taken apart
@@ -186,7 +186,7 @@ def _front(words: list[Word], text: str) -> Frame:
             return Frame(words[start:], words[stop + length :], [] if samples else words[start:stop])
     return Frame(words[start:], words[start:], [])
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #a5519622
+# %% ../../nbs/retrieval/07d_clauses.ipynb #603db227
 def _question(words: list[Word], start: int, phrase: tuple[str, ...]) -> Frame:
     at = start + len(phrase)
     rest = words[at:]
@@ -215,7 +215,7 @@ def _question(words: list[Word], start: int, phrase: tuple[str, ...]) -> Frame:
             rest = [be, *rest]
     return Frame(rest, rest, [])
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #4f43854a
+# %% ../../nbs/retrieval/07d_clauses.ipynb #b9c39f8c
 def _talks(words: list[Word], start: int, described: int, talk: int, where: int) -> Frame:
     "A frame with a noun for conversations at `talk`; its adjectives begin at `described`."
     at = talk + 1
@@ -337,7 +337,7 @@ FROM_TO = frozenset(
     for form in inflected(base)
 )
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #53c704a6
+# %% ../../nbs/retrieval/07d_clauses.ipynb #afd5a74f
 # kind: "later", "next": a new clause after this one. "after", "afternext": what follows comes first. "before": it comes after.
 _PHRASES: dict[str, list[tuple[tuple[str, ...], str]]] = {}
 for _kind, _listed in {
@@ -376,7 +376,7 @@ for _kind, _listed in {
 for _list in _PHRASES.values():
     _list.sort(key=lambda item: -len(item[0]))
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #a63cdaeb
+# %% ../../nbs/retrieval/07d_clauses.ipynb #8f4d930a
 THEN = phrase_list("""
     then | later | later on | afterwards | afterward | after that | subsequently | thereafter | finally | eventually |
     in the end | at last | ultimately | lastly | next | a little later | some messages later | some turns later | some
@@ -408,7 +408,7 @@ class Step(NamedTuple):
     link: str  # "", "later", "next", "same", "with" or "never"
     words: list[Word]
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #d3424b0f
+# %% ../../nbs/retrieval/07d_clauses.ipynb #2e51641e
 TURNS = word_set("""
     turn turns turned become becomes became grow grows grew go goes went turning becoming growing
 """)
@@ -476,7 +476,7 @@ def _same(words: list[Word], at: int, kinds: set[str]) -> bool:
         return True
     return following in DETERMINERS | POSSESSIVES - {"own"} or following in _AFTER_VERBS or bool(side_at(words, at + 1))
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #1c79467a
+# %% ../../nbs/retrieval/07d_clauses.ipynb #011460ac
 def _event(words: list[Word], at: int) -> bool:
     "Whether a noun phrase at a place is something that happens, not a time of day."
     if at >= len(words):
@@ -538,7 +538,7 @@ def _allowed(phrase: tuple[str, ...], kind: str, words: list[Word], at: int, cla
         if clause and clause[-1].low in _SAYS:  # "says when they want to leave"
             return False
         thing = (lead or following in DETERMINERS | POSSESSIVES) and _finite_soon(words, end, 7 if lead else 4)
-        return bool(subject) or following in _PARTICIPLES_ALONE or thing or following == "being"
+        return bool(subject) or following in _PARTICIPLES_ALONE or thing or following in RECEIVED - {"having"}
     if key in ("once", "moment", "that", "time"):
         return bool(subject) or following in _PARTICIPLES_ALONE or (following in DETERMINERS and _finite_soon(words, end))
     if key == "until" and phrase[0] not in ("not", "but"):
@@ -569,7 +569,7 @@ def _phrase(words: list[Word], at: int, clause: list[Word]) -> tuple[tuple[str, 
             return phrase, kind
     return None
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #0c5df59f
+# %% ../../nbs/retrieval/07d_clauses.ipynb #6eb7d67d
 def _without(words: list[Word], at: int, clause: list[Word]) -> bool:
     "Whether *without* at a place forbids something: an act, or a thing that is said."
     if at + 1 >= len(words) or (clause and inside_speech(clause)):
@@ -582,7 +582,7 @@ def _without(words: list[Word], at: int, clause: list[Word]) -> bool:
         return False
     return not clause or bool(noun) and low in DETERMINERS | {"giving", "further", "first", "prior", noun}
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #98b61d00
+# %% ../../nbs/retrieval/07d_clauses.ipynb #a9e73917
 _OF_TALK = (
     r"(?: of (?:the |a |their |this )?(?:[\w-]+ ){0,2}?"
     r"(?:conversation|chat|session|dialogue|dialog|talk|call|exchange|discussion|interaction))?"
@@ -641,7 +641,7 @@ def _statement(words: list[Word], at: int) -> bool:
             return False
     return False
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #a9dc9283
+# %% ../../nbs/retrieval/07d_clauses.ipynb #0e316e7f
 def _forms(words: list[Word], at: int) -> set[str]:
     low = words[at].low if at < len(words) else ""
     return VERBS.get(low, {"past"} if low.endswith("ed") else set())
@@ -687,21 +687,40 @@ def _fate(words: list[Word], at: int, clause: list[Word]) -> tuple[list[Word], i
         return None
     return [*never, words[at]], at + 1
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #2de3389b
-def to_clauses(words: list[Word]) -> list[Step]:
-    "Take the body apart: clauses in the order in which they happen, each with its link to the one before."
-    steps: list[Step] = []
-    clause: list[Word] = []
-    link, at, size = "", 0, len(words)
-    place: tuple[int, str] | None = None  # where the clause goes when it comes before a step that is there already
-    leading = ""  # the clause stands before its main clause: what the main clause's link will be
-    held: list[Word] | None = None  # a leading clause that comes after its main clause
-    main: set[str] = set()  # the form of the last main verb
-    waiting: list[Word] = []  # a subject that stands before a leading clause
-    speaker: list[Word] = []  # the last subject, if it is one of the sides
+# %% ../../nbs/retrieval/07d_clauses.ipynb #1ac32737
+class _Cutter:
+    "The state of the pass."
 
-    def close() -> None:
-        nonlocal clause, link, place, leading, held, main, speaker
+    def __init__(self, words: list[Word]):
+        self.words, self.size = words, len(words)
+        self.steps: list[Step] = []
+        self.clause: list[Word] = []
+        self.link = ""
+        self.place: tuple[int, str] | None = None  # where the clause goes when it comes before a step that is there already
+        self.leading = ""  # the clause stands before its main clause: what the main clause's link will be
+        self.held: list[Word] | None = None  # a leading clause that comes after its main clause
+        self.main: set[str] = set()  # the form of the last main verb
+        self.waiting: list[Word] = []  # a subject that stands before a leading clause
+        self.speaker: list[Word] = []  # the last subject, if it is one of the sides
+        self.listing = False  # nominal parts one after the other
+        self.cleft = (  # "it is only after a warning that the user ..."
+            self.size > 4
+            and words[0].low == "it"
+            and words[1].low in ("is", "was")
+            and words[2].low in ("only", "not", "after", "when")
+        )
+        self.at = 2 if self.cleft else 0
+
+    def go(self, at: int, clause: Iterable[Word] = (), link: str | None = None) -> bool:
+        "Go on at a place with a new clause."
+        self.at, self.clause = at, [*clause]
+        if link is not None:
+            self.link = link
+        return True
+
+    def close(self) -> None:
+        "The clause so far is a step."
+        clause = self.clause
         while clause and (
             clause[-1].low in SEPARATORS
             or (clause[-1].low == "first" and len(clause) > 1 and clause[-2].low not in ("at", "the", "very"))
@@ -709,312 +728,290 @@ def to_clauses(words: list[Word]) -> list[Step]:
             clause.pop()
         if not clause:
             return
-        if not leading and link != "never" and place is None:
-            main = _kinds(clause)
+        if not self.leading and self.link != "never" and self.place is None:
+            self.main = _kinds(clause)
         if who := subject_at(clause, 0) or side_at(clause, 0):
-            if who.role == "pronoun":
-                speaker = clause[:1]
+            self.speaker = clause[:1] if who.role == "pronoun" else [] if who.owner else _SPEAKERS.get(who.role, [])
+        elif self.link != "never":
+            self.speaker = []
+        self.clause = []
+        if self.leading:
+            if self.leading == "before":
+                self.held = clause
             else:
-                speaker = _SPEAKERS.get(who.role, []) if not who.owner else []
-        elif link != "never":
-            speaker = []
-        if leading:
-            if leading == "before":
-                held, link = clause, link
-            else:
-                steps.append(Step(link, clause))
-                link = leading
-            leading, clause = "", []
+                self.steps.append(Step(self.link, clause))
+                self.link = self.leading
+            self.leading = ""
             return
-        if place is not None:
-            index, order = place
-            ruled = steps[index]
-            steps[index : index + 1] = [
+        if self.place is not None:
+            index, order = self.place
+            ruled = self.steps[index]
+            self.steps[index : index + 1] = [
                 Step(ruled.link if ruled.link in ("later", "next", "and") else "", clause),
                 Step("never" if ruled.link == "never" else order, ruled.words),
             ]
-            place = None
+            self.place = None
         else:
-            steps.append(Step(link, clause))
-            if held is not None:
-                steps.append(Step("later", held))
-                held = None
-        clause, link = [], "later"
+            self.steps.append(Step(self.link, clause))
+            if self.held is not None:
+                self.steps.append(Step("later", self.held))
+                self.held = None
+        self.link = "later"
 
-    def passed(first: int, last: int) -> int:
-        "Where the clause goes on after leading words; those that name a place in the conversation stay with it."
-        return first if words[first].low in ("by", "at", "towards") else last
+# %% ../../nbs/retrieval/07d_clauses.ipynb #7012869e
+def _cleft_end(cut: _Cutter) -> bool:
+    words, at = cut.words, cut.at
+    if cut.cleft and cut.leading and words[at].low == "that" and cut.clause and subject_at(words, at + 1):
+        cut.close()
+        return cut.go(at + 1)
+    return False
 
-    def speaker_of(clause: list[Word]) -> bool:
-        who = side_at(clause, 0)
-        return bool(who) and not who.owner and who.end < len(clause) and clause[who.end].low in PREPOSITIONS | {"who"}
 
-    cleft = (
-        size > 4 and words[0].low == "it" and words[1].low in ("is", "was") and words[2].low in ("only", "not", "after", "when")
+def _separator(cut: _Cutter) -> bool:
+    words, size, at, clause = cut.words, cut.size, cut.at, cut.clause
+    low = words[at].low
+    if low not in SEPARATORS or (low in ("-", "–", "/") and not words[at].space):
+        return False
+    end, seen = at, set()
+    while end < size and words[end].low in SEPARATORS and end - at < 4:
+        seen.add(words[end].low)
+        end += 1
+    if starts(words, end, ("only", "then")) and end + 2 < size and words[end + 2].low in DO and subject_at(words, end + 3):
+        cut.close()
+        return cut.go(end + 3, cut.clause, "later")
+    if (
+        clause
+        and (length := which_phrase(words, end, WHERE[:6]))
+        and end + length < size
+        and words[end].low not in ("when", "on")
+        and (subject_at(words, end + length) or words[end + length].low in (",", "at", "by"))
+    ):
+        end += length
+        end += words[end].low == "," and end + 1 < size
+    marks = end
+    while (length := which_phrase(words, marks, _LEADING)) and marks + length < size:
+        marks += length
+    if end >= size:
+        return cut.go(size, clause)
+    kind, end, same = _forward(cut, end, marks, seen) if clause else ("", end, False)
+    if not kind:
+        if clause and not (words[end].low == "without" and _without(words, end, clause)):
+            clause.extend(words[at:end])
+        return cut.go(end, clause)
+    cut.close()
+    if kind == "lead":
+        kind, cut.clause, cut.waiting = cut.link, cut.waiting, []
+    cut.link = "next" if marks > end and which_phrase(words, end, AT_ONCE) else kind
+    # Leading words are passed over, but those that name a place in the conversation stay with the clause.
+    at = end if words[end].low in ("by", "at", "towards") else marks
+    return cut.go(max(at, end), cut.speaker if same else cut.clause)
+
+
+def _forward(cut: _Cutter, end: int, marks: int, seen: set[str]) -> tuple[str, int, bool]:
+    "The link of what follows a separator, or \"\"; where it begins; whether it has the subject of the clause so far."
+    words, clause = cut.words, cut.clause
+    low = words[end].low
+    same = marks > end and not (words[min(marks, cut.size - 1)].low in DETERMINERS or subject_at(words, marks))
+    mine, who, said = side_at(clause, 0), subject_at(words, end), inside_speech(clause)
+    if cut.leading and "," in seen:
+        return "lead", end, same
+    if marks > end and (low not in ("second", "third", "next", "now", "directly") or "," in seen):
+        return "later", end, same
+    if seen & {"and", ".", ";"} and (found := _phrase(words, end, clause)) and found[1] in ("after", "afternext", "before"):
+        return "later", end, same
+    if (
+        who
+        and not (mine and mine.end >= len(clause))
+        and not (seen == {"and"} and side_at(clause[-3:], 0) and not acts_at(words, who.end))
+    ):
+        return ("with" if words[who.end].low in ("who", "that") and "and" in seen else "and"), end, same
+    if "," in seen and low in ("which", "who", "whom") and subject_at(words, end + 1):
+        return "later", end + 1, same
+    if "but" in seen and _closes(words, end):
+        if cut_out(clause, FIRST) is not None or any(word.low in ("first", "initially") for word in clause):
+            return "later", end, True
+    if not said and _statement(words, end):
+        return "and", end, same
+    if done_by(clause) and done_by(words[end : end + 8]) and "past" in _forms(words, marks):
+        return "later", end, same
+    kinds = _kinds(clause) | (cut.main if cut.link == "never" or cut.place is not None else set())
+    if (not said or mine or subject_at(clause, 0)) and _same(words, end, kinds):
+        return "same", end, True
+    if seen & _STRONG:
+        return "later", end, same
+    if len(clause) > 1 and clause[-1].low in ("first", "initially") and clause[-2].low != "the" and "," in seen:
+        return "later", end, same
+    if (
+        ("," in seen or cut.listing)
+        and low in DETERMINERS
+        and is_nominal(clause)
+        and not said
+        and not mine
+        and any(word.low == "and" for word in words[max(end - 1, 0) :])
+    ):
+        cut.listing = True
+        return "later", end, same
+    if low in ("no", "never") and "but" in seen:
+        return "same", end, True
+    return "", end, same
+
+# %% ../../nbs/retrieval/07d_clauses.ipynb #b59589a4
+def _ordering(cut: _Cutter) -> bool:
+    words, clause = cut.words, cut.clause
+    if not (found := _phrase(words, cut.at, clause)):
+        return False
+    phrase, kind = found
+    after = cut.at + len(phrase)
+    named = [word for word in clause if word.low not in ("who", "that", ",")]
+    if named and kind not in ("later", "next") and (who := side_at(named, 0)) and who.end == len(named) and not who.owner:
+        cut.waiting, clause = named, []  # "users who, after a warning, ..."
+    if not clause or (len(clause) <= 2 and all(word.low in ADVERBS for word in clause)):
+        if kind in ("later", "next"):
+            return cut.go(after, clause)
+        cut.leading = {"after": "later", "afternext": "next", "before": "before", "with": "with"}[kind]
+        return cut.go(after)
+    cut.close()
+    if phrase[-1] == "until" and cut.steps and (positive := _affirmed(cut.steps[-1].words)):
+        cut.steps[-1] = cut.steps[-1]._replace(words=positive)  # no X until Y: X after Y
+        kind = "after"
+    if kind in ("later", "next", "with"):
+        only = phrase == ("only", "to")
+        return cut.go(after, cut.speaker if only else [], "later" if only else kind)
+    if kind == "before":
+        return cut.go(after, cut.speaker if words[after].low.endswith("ing") else [], "later")
+    cut.place = (len(cut.steps) - 1, "next" if kind == "afternext" else "later") if cut.steps else None
+    return cut.go(after, cut.clause)
+
+
+def _who_then(cut: _Cutter) -> bool:
+    words, at, clause = cut.words, cut.at, cut.clause
+    if words[at].low != "who" or len(clause) < 2 or not (who := side_at(clause, 0)) or who.owner or who.end >= len(clause):
+        return False
+    length = which_phrase(words, at + 1, THEN)
+    if clause[who.end].low not in PREPOSITIONS | {"who"} or not length or at + 1 + length >= cut.size:
+        return False
+    cut.close()
+    return cut.go(at + 1 + length, cut.speaker)
+
+
+def _bare_side(cut: _Cutter) -> bool:
+    "*user ask refund bot refuse*"
+    words, at, clause = cut.words, cut.at, cut.clause
+    if (
+        len(clause) > 1
+        and words[at].low in _BARE
+        and clause[0].low in _BARE
+        and acts_at(words, at + 1)
+        and clause[-1].low not in NOT_ADJECTIVE
+        and not inside_speech(clause)
+        and words[at + 1].low not in MODAL | BE
+    ):
+        cut.close()
+        return cut.go(at + 1, [*cut.clause, words[at]], "and")
+    return False
+
+
+def _then(cut: _Cutter) -> bool:
+    words, at, clause = cut.words, cut.at, cut.clause
+    if words[at].low != "then" or not clause or words[at - 1].low in BE or at + 1 >= cut.size:
+        return False
+    acts = len(clause) > 2 and _kinds(clause) and (words[at + 1].low in VERBS or words[at + 1].low in DETERMINERS)
+    if not (acts or subject_at(words, at + 1)):
+        return False
+    if any(who and who.end >= len(clause) for who in (subject_at(clause, 0), side_at(clause, 0))):
+        return False
+    same = _same(words, at + 1, _kinds(clause))
+    cut.close()
+    return cut.go(at + 1, cut.speaker if same else cut.clause)
+
+# %% ../../nbs/retrieval/07d_clauses.ipynb #26cdcbfb
+def _ban(cut: _Cutter) -> bool:
+    words, size, at, clause = cut.words, cut.size, cut.at, cut.clause
+    low = words[at].low
+    instead = (
+        starts(words, at, ("instead", "of"))
+        and at + 2 < size
+        and words[at + 2].low.endswith("ing")
+        and any(word.low in VERBS for word in clause)
     )
-    if cleft:  # "it is only after a warning that the user ..."
-        at = 2
-    listing = False  # nominal parts one after the other
-    while at < size:
-        low = words[at].low
-        if cleft and leading and low == "that" and clause and subject_at(words, at + 1):
-            close()
-            at += 1
-            continue
-        if low in SEPARATORS and (low not in ("-", "–", "/") or words[at].space):
-            end, seen = at, set()
-            while end < size and words[end].low in SEPARATORS and end - at < 4:
-                seen.add(words[end].low)
-                end += 1
-            if marks_do := which_phrase(words, end, [("only", "then")]):
-                if end + marks_do < size and words[end + marks_do].low in DO and subject_at(words, end + marks_do + 1):
-                    close()
-                    link, at = "later", end + marks_do + 1
-                    continue
-            if (
-                clause
-                and (length := which_phrase(words, end, WHERE[:6]))
-                and end + length < size
-                and words[end].low not in ("when", "on")
-                and (subject_at(words, end + length) or words[end + length].low in (",", "at", "by"))
-            ):
-                end += length
-                end += words[end].low == "," and end + 1 < size
-            marks = end
-            while (length := which_phrase(words, marks, _LEADING)) and marks + length < size:
-                marks += length
-            comma_ends = leading and "," in seen
-            same = (
-                bool(clause)
-                and marks > end
-                and not (words[min(marks, size - 1)].low in DETERMINERS or subject_at(words, marks))
-            )
-            if end >= size:
-                break
-            forward = None
-            if comma_ends and clause:
-                forward = "lead"
-            elif clause and (
-                marks > end and (words[end].low not in ("second", "third", "next", "now", "directly") or "," in seen)
-            ):
-                forward = "later"
-            elif (
-                clause
-                and (phrase := _phrase(words, end, clause))
-                and phrase[1] in ("after", "afternext", "before")
-                and ("and" in seen or "." in seen or ";" in seen)
-            ):
-                forward = "later"
-            elif (
-                clause
-                and subject_at(words, end)
-                and not (side_at(clause, 0) and side_at(clause, 0).end >= len(clause))
-                and not (seen == {"and"} and side_at(clause[-3:], 0) and not acts_at(words, subject_at(words, end).end))
-            ):
-                forward = "with" if words[subject_at(words, end).end].low in ("who", "that") and "and" in seen else "and"
-            elif clause and "," in seen and words[end].low in ("which", "who", "whom") and subject_at(words, end + 1):
-                end, forward = end + 1, "later"
-            elif (
-                clause
-                and "but" in seen
-                and _closes(words, end)
-                and (cut_out(clause, FIRST) is not None or any(word.low in ("first", "initially") for word in clause))
-            ):
-                forward, same = "later", True
-            elif clause and not inside_speech(clause) and _statement(words, end):
-                forward = "and"
-            elif clause and done_by(clause) and done_by(words[end : end + 8]) and "past" in _forms(words, marks):
-                forward = "later"
-            elif (
-                clause
-                and _same(words, end, _kinds(clause) | (main if link == "never" or place is not None else set()))
-                and not (inside_speech(clause) and not (subject_at(clause, 0) or side_at(clause, 0)))
-            ):
-                forward = "same"
-            elif clause and seen & _STRONG:
-                forward = "later"
-            elif len(clause) > 1 and clause[-1].low in ("first", "initially") and clause[-2].low != "the" and "," in seen:
-                forward = "later"
-            elif (
-                clause
-                and ("," in seen or listing)
-                and words[end].low in DETERMINERS
-                and is_nominal(clause)
-                and not (inside_speech(clause))
-                and any(word.low == "and" for word in words[max(end - 1, 0) :])
-                and not side_at(clause, 0)
-            ):
-                forward, listing = "later", True
-            elif clause and words[end].low in ("no", "without", "never") and words[end].low != "without" and "but" in seen:
-                forward = "same"
-            elif clause and words[end].low == "without" and _without(words, end, clause):
-                at = end
-                continue
-            if forward:
-                if forward == "lead":
-                    close()
-                    forward = link
-                    clause, waiting = waiting, []
-                else:
-                    close()
-                link = "next" if marks > end and which_phrase(words, end, AT_ONCE) else forward
-                at = passed(end, marks)
-                if forward == "same" or same:
-                    clause = [*speaker]
-                continue
-            if clause:
-                clause.extend(words[at:end])
-            at = end
-            continue
-        if found := _phrase(words, at, clause):
-            phrase, kind = found
-            after = at + len(phrase)
-            named = [word for word in clause if word.low not in ("who", "that", ",")]
-            if (
-                named
-                and kind not in ("later", "next")
-                and (who := side_at(named, 0))
-                and who.end == len(named)
-                and not who.owner
-            ):
-                waiting, clause = named, []  # "users who, after a warning, ..."
-            if not clause or (len(clause) <= 2 and all(word.low in ADVERBS for word in clause)):
-                if kind in ("later", "next"):
-                    at = after
-                    continue
-                leading = {"after": "later", "afternext": "next", "before": "before", "with": "with"}[kind]
-                clause, at = [], after
-                continue
-            close()
-            if phrase[-1] == "until" and (positive := _affirmed(steps[-1].words)):  # no X until Y: X after Y
-                steps[-1] = steps[-1]._replace(words=positive)
-                kind = "after"
-            if kind in ("later", "next", "with"):
-                clause = [*speaker] if phrase[-1] == "to" and phrase[0] == "only" else []
-                link = "same" if phrase[-1] == "to" and phrase[0] == "only" else kind
-                link = "later" if phrase[0] == "only" else link
-            elif kind == "before":
-                link = "later"
-                clause = [*speaker] if words[after].low.endswith("ing") else []
-            else:
-                place = (len(steps) - 1, "next" if kind == "afternext" else "later") if steps else None
-            at = after
-            continue
-        if (
-            low == "who"
-            and len(clause) > 1
-            and speaker_of(clause)
-            and (length := which_phrase(words, at + 1, THEN))
-            and at + 1 + length < size
-        ):
-            close()
-            at, clause = at + 1 + length, [*speaker]
-            continue
-        if (
-            clause
-            and low in _BARE
-            and clause[0].low in _BARE
-            and len(clause) > 1
-            and acts_at(words, at + 1)
-            and (clause[-1].low not in NOT_ADJECTIVE)
-            and not inside_speech(clause)
-            and words[at + 1].low not in MODAL | BE
-        ):
-            close()  # "user ask refund bot refuse"
-            link = "and"
-        if (
-            low == "then"
-            and clause
-            and (
-                subject_at(words, at + 1)
-                or (
-                    _kinds(clause)
-                    and at + 1 < size
-                    and len(clause) > 2
-                    and (words[at + 1].low in VERBS or words[at + 1].low in DETERMINERS)
-                )
-            )
-            and words[at - 1].low not in BE
-        ):
-            if not (subject_at(clause, 0) and subject_at(clause, 0).end >= len(clause)) and not (
-                side_at(clause, 0) and side_at(clause, 0).end >= len(clause)
-            ):
-                same = _same(words, at + 1, _kinds(clause))
-                close()
-                clause = [*speaker] if same else []
-                at += 1
-                continue
-        instead = (
-            low == "instead"
-            and starts(words, at, ("instead", "of"))
-            and at + 2 < size
-            and (words[at + 2].low.endswith("ing") and any(word.low in VERBS for word in clause))
-        )
-        if instead or low == "without" and _without(words, at, clause):
-            close()
-            link, at = "never", at + 1 + instead
-            clause = [*speaker] if words[at].low.endswith("ing") else []
-            continue
-        if low == "with" and clause and at + 2 < size and words[at + 1].low == "no" and words[at + 2].low in EVENTS:
-            close()
-            link, at = "never", at + 2
-            continue
-        if (
-            low in ("that", "which")
-            and clause
-            and (clause[-1].low not in VERBS or clause[-1].low in ALSO_NOUNS)
-            and (who := subject_at(words, at + 1))
-        ):
-            verb = who.end
-            while verb < size and (words[verb].low in ADVERBS or words[verb].low in MODAL or words[verb].low in DO | {"not"}):
-                verb += 1
-            if who.role == "nobody" or (verb < size and words[verb].low in REACTIONS and who.role != "pronoun"):
-                close()
-                at += 1
-                continue
-        if (fate := _fate(words, at, clause)) is not None:
-            close()
-            clause, at = fate
-            continue
-        if (
-            low in ("that", "which")
-            and clause
-            and at + 3 < size
-            and words[at + 1].low in BEGIN | END
-            and (words[at + 2].low in ("with", "in", "by"))
-            and is_nominal(clause)
-            and not side_at(clause, 0)
-        ):
-            close()
-            at += 1
-            continue
-        if (
-            low == "at"
-            and clause
-            and at + 3 < size + 0
-            and (who := side_at(words, at + 1))
-            and who.owner
-            and who.end < size
-            and words[who.end].low in ("request", "suggestion", "insistence", "prompting", "command", "invitation")
-        ):
-            close()
-            steps.insert(len(steps) - 1, Step("", words[at + 1 : who.end + 1]))
-            steps[-1] = Step("later", steps[-1].words)
-            at = who.end + 1
-            continue
-        if (
-            leading
-            and len(clause) > 1
-            and clause[-1].low not in NOT_ADJECTIVE - {"it", "them"}
-            and (who := subject_at(words, at))
-            and (clause[-1].low not in VERBS or words[at].low in DETERMINERS and acts_at(words, who.end))
-            and not any(word.low == "," for word in words[at:])
-        ):
-            close()
-            continue
-        clause.append(words[at])
-        at += 1
-    close()
-    if held is not None:
-        steps.append(Step("later", held))
-    return steps
+    if instead or low == "without" and _without(words, at, clause):
+        cut.close()
+        return cut.go(at + 1 + instead, cut.speaker if words[at + 1 + instead].low.endswith("ing") else [], "never")
+    if clause and starts(words, at, ("with", "no")) and at + 2 < size and words[at + 2].low in EVENTS:
+        cut.close()
+        return cut.go(at + 2, cut.clause, "never")
+    return False
+
+
+def _relative(cut: _Cutter) -> bool:
+    words, size, at, clause = cut.words, cut.size, cut.at, cut.clause
+    that = bool(clause) and words[at].low in ("that", "which")
+    if that and (clause[-1].low not in VERBS or clause[-1].low in ALSO_NOUNS) and (who := subject_at(words, at + 1)):
+        verb = who.end
+        while verb < size and (words[verb].low in ADVERBS or words[verb].low in MODAL or words[verb].low in DO | {"not"}):
+            verb += 1
+        if who.role == "nobody" or (verb < size and words[verb].low in REACTIONS and who.role != "pronoun"):
+            cut.close()
+            return cut.go(at + 1, cut.clause)
+    if (fate := _fate(words, at, clause)) is not None:
+        cut.close()
+        return cut.go(fate[1], fate[0])
+    if (
+        that
+        and at + 3 < size
+        and words[at + 1].low in BEGIN | END
+        and words[at + 2].low in ("with", "in", "by")
+        and is_nominal(clause)
+        and not side_at(clause, 0)
+    ):
+        cut.close()
+        return cut.go(at + 1, cut.clause)
+    return False
+
+
+_BIDDING = word_set("request suggestion insistence prompting command invitation")
+
+
+def _at_request(cut: _Cutter) -> bool:
+    "*at the user's request*"
+    words, at = cut.words, cut.at
+    if words[at].low != "at" or not cut.clause or not (who := side_at(words, at + 1)) or not who.owner:
+        return False
+    if who.end >= cut.size or words[who.end].low not in _BIDDING:
+        return False
+    cut.close()
+    cut.steps.insert(len(cut.steps) - 1, Step("", words[at + 1 : who.end + 1]))
+    cut.steps[-1] = Step("later", cut.steps[-1].words)
+    return cut.go(who.end + 1, cut.clause)
+
+
+def _no_comma(cut: _Cutter) -> bool:
+    "*after the bot slips the user objects*"
+    words, at, clause = cut.words, cut.at, cut.clause
+    if (
+        cut.leading
+        and len(clause) > 1
+        and clause[-1].low not in NOT_ADJECTIVE - {"it", "them"}
+        and (who := subject_at(words, at))
+        and (clause[-1].low not in VERBS or words[at].low in DETERMINERS and acts_at(words, who.end))
+        and not any(word.low == "," for word in words[at:])
+    ):
+        cut.close()
+        return cut.go(at, cut.clause)
+    return False
+
+# %% ../../nbs/retrieval/07d_clauses.ipynb #415b4c27
+_RULES = (
+    _cleft_end, _separator, _ordering, _who_then, _bare_side, _then, _ban, _relative, _at_request, _no_comma,
+)
+
+
+def to_clauses(words: list[Word]) -> list[Step]:
+    "Take the body apart: clauses in the order in which they happen, each with its link to the one before."
+    cut = _Cutter(words)
+    while cut.at < cut.size:
+        if not any(rule(cut) for rule in _RULES):
+            cut.clause.append(words[cut.at])
+            cut.at += 1
+    cut.close()
+    return cut.steps if cut.held is None else [*cut.steps, Step("later", cut.held)]

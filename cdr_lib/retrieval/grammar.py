@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OTHER', 'parse_query']
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #f175f47e
+# %% ../../nbs/retrieval/08_grammar.ipynb #98a5d202
 import re
 
 from ..core.config import CdrError
@@ -15,12 +15,12 @@ from cdr_lib.retrieval.clauses import (
 )
 from cdr_lib.retrieval.lexicon import (
     ADVERBS, ALSO_NOUNS, ASSISTANT, BE, DETERMINERS, DO, DONE_TO, EDGE, FATES, FEELINGS, HAVE, LINKING, MANNERS, MODAL, NOT_ADJECTIVE,
-    POSSESSIVES, PREPOSITIONS, Side, TIMES_OF_DAY, USER, USER_NOUNS, VERBS, Word, inflected, inside_speech, phrase_list,
+    POSSESSIVES, PREPOSITIONS, RECEIVED, Side, TIMES_OF_DAY, USER, USER_NOUNS, VERBS, Word, inflected, inside_speech, phrase_list,
     side_at, subject_at, to_text, to_words, word_set,
 )
 from .script import ROLES, Part, Script
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #fa6cb321
+# %% ../../nbs/retrieval/08_grammar.ipynb #99fb13a4
 _NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _OFTEN = dict.fromkeys(
     phrase_list("""
@@ -63,18 +63,17 @@ _NEVER_VERBS = frozenset(
 """.split()
     for form in inflected(base)
 )
-_RECEIVED = word_set("""
-    seeing hearing getting receiving reading learning finding being having viewing noticing
-""")  # what the other side did
 _ASKING = word_set("ask asks asking complain complains complaining request requests requesting thank thanks thanking")
 _WANTED = word_set("requested wanted needed desired ordered")  # by whom, if nobody is named: the user
 OTHER = {"user": "assistant", "assistant": "user"}
 _STRIP = LINKING | word_set("and but or so yet that , : ; . - – — | & also both")
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #2a4104be
+# %% ../../nbs/retrieval/08_grammar.ipynb #3cfd312d
 def _fate_of(words: list[Word]) -> int:
     "Where *is rejected* begins in *suggestion is rejected*, or 0; by whom is for `_Reader.passive`."
     for at in range(1, min(len(words) - 1, 5)):
+        if words[at].low in MODAL | DO:
+            return 0
         if words[at].low in BE:
             done = words[at + 1].low in FATES and (words[at + 1].low != "turned" or words[-1].low in ("down", "away"))
             return at if done and not any(word.low in ("by", "not", "never") for word in words) else 0
@@ -286,7 +285,7 @@ class _Reader:
             if (
                 rest[0].low.endswith("ing")
                 and rest[0].low in VERBS
-                and rest[0].low not in _RECEIVED
+                and rest[0].low not in RECEIVED
                 and self.following in ROLES
             ):
                 role = self.following
@@ -583,8 +582,8 @@ class _Reader:
                 return
         self.add(words, role=role, **fields)
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #96bf35a6
-_LONGEST = 3000
+# %% ../../nbs/retrieval/08_grammar.ipynb #20e7cbca
+_LONGEST, _MOST = 3000, 400  # characters, words
 
 
 def parse_query(
@@ -592,7 +591,7 @@ def parse_query(
 ) -> Script:  # without parts for a blank text
     "The script of an English query; what cannot be parsed is one free part. Raises for no text."
     words = to_words(text) if len(text) <= _LONGEST else []
-    if not to_text(words):
+    if not to_text(words) or len(words) > _MOST:
         plain = " ".join(text.split())
         return Script(text, plain, (Part(plain),) if plain else (), "fallback" if plain else "grammar")
     plain = " ".join(text.split())

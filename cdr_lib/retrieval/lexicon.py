@@ -5,16 +5,16 @@
 # %% auto #0
 __all__ = ['EDGE', 'VERBS', 'BE', 'MODAL', 'DO', 'HAVE', 'ALSO_NOUNS', 'USER', 'ASSISTANT', 'DETERMINERS', 'POSSESSIVES',
            'PREPOSITIONS', 'NOT_ADJECTIVE', 'MANNERS_OF', 'LINKING', 'ADVERBS', 'MANNERS', 'SPEECH', 'FEELINGS',
-           'USER_NOUNS', 'DONE_TO', 'REACTIONS', 'FATES', 'EVENT', 'EVENTS', 'TIMES_OF_DAY', 'Word', 'to_words',
-           'to_text', 'inflected', 'word_set', 'phrase_list', 'Side', 'side_at', 'subject_at', 'acts_at',
+           'USER_NOUNS', 'DONE_TO', 'REACTIONS', 'FATES', 'RECEIVED', 'EVENT', 'EVENTS', 'TIMES_OF_DAY', 'Word',
+           'to_words', 'to_text', 'inflected', 'word_set', 'phrase_list', 'Side', 'side_at', 'subject_at', 'acts_at',
            'inside_speech', 'is_nominal']
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #35b2ef90
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #4ccc3761
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #3170f555
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #6174d6d3
 class Word(NamedTuple):
     low: str  # as it is compared
     text: str  # as it was written
@@ -68,7 +68,7 @@ def to_text(words: Iterable[Word]) -> str:
         words.pop()
     return "".join(" " * (word.space and number > 0) + word.text for number, word in enumerate(words))
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #a7dd0be0
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #8a7877fc
 _BASE = """
     abandon accept accuse ache acknowledge act adapt add admit adopt advise agree allow announce answer apologise
     apologize appear apply appreciate approve argue arrange arrive ask assert assess assist assume attack attempt
@@ -203,7 +203,7 @@ _DOUBLED = frozenset(
 """.split()
 ) - {"hurry"}
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #13275c75
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #cce9ed5a
 def inflected(base: str) -> dict[str, str]:
     "Forms of a verb and which they are: base, s, ing or past."
     vowel_y = base.endswith("y") and base[-2] not in "aeiou"
@@ -262,7 +262,7 @@ ALSO_NOUNS = frozenset(
 )
 ALSO_NOUNS = frozenset(form for base in ALSO_NOUNS for form, kind in inflected(base).items() if kind in ("base", "s"))
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #ef9b876c
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #5922a7a9
 def word_set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
@@ -370,7 +370,7 @@ ADVERBS = LINKING | MANNERS_OF  # only what links may be left out of a text
 
 
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #f72d572d
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #2917f43f
 class Side(NamedTuple):
     role: str
     kept: list[Word]  # what is said about them, such as "angry"
@@ -444,7 +444,7 @@ def side_at(words: list[Word], at: int) -> Side | None:
         at += 1
     return None
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #f7756654
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #81c5935d
 def _verbish(words: list[Word], at: int) -> bool:
     "Whether what stands at a place can go on after a subject."
     return at < len(words) and words[at].low not in (PREPOSITIONS - {"like"}) | {
@@ -471,9 +471,14 @@ def subject_at(words: list[Word], at: int) -> Side | None:
         return Side("pronoun", [], at + 2)
     if at < len(words) and words[at].low in _PRONOUNS and _verbish(words, at + 1):
         return Side("pronoun", [], at + 1)
+    if who is None:  # "diners who": who is spoken of like this is a user
+        first = at + (at < len(words) and words[at].low in DETERMINERS)
+        for end in range(first + 1, min(first + 3, len(words) - 1)):
+            if words[end].low == "who" and not any(word.low in NOT_ADJECTIVE or word.low in VERBS for word in words[first:end]):
+                return Side("user", words[first:end], end)
     if at + 3 < len(words) and words[at].low in ("neither", "none") and words[at + 1].low == "of":
         return Side("nobody", [], at + 3)  # "neither of them"
-    if at + 1 < len(words) and words[at].low in ("nobody", "none") or [w.low for w in words[at : at + 2]] == ["no", "one"]:
+    if at + 1 < len(words) and words[at].low in ("nobody", "none") or [w.low for w in words[at : at + 3]][:-1] == ["no", "one"]:
         return Side("nobody", [], at + 1 + (words[at].low == "no"))
     return None
 
@@ -495,7 +500,7 @@ def acts_at(words: list[Word], at: int) -> bool:
         or words[at].low in (":", "who", "not", "never", "keeps", "keep")
     )
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #f7200f0d
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #1d810737
 SPEECH = word_set("""
     that whether if how why what because where who which since as
 """)
@@ -522,7 +527,7 @@ def is_nominal(words: list[Word]) -> bool:
         and not any(word.low in BE or word.low in MODAL or word.low in DO for word in words)
     )
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #dcb7c345
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #4afba921
 FEELINGS = word_set("""
     angry anger annoyed annoyance anxious anxiety frustrated frustration furious fury irritated irritation worried
     worry worries afraid fear fears scared nervous nervousness upset sad sadness unhappy disappointed disappointment
@@ -559,6 +564,9 @@ REACTIONS = word_set("""
 _FATES = REACTIONS | word_set("understand keep forget solve resolve address acknowledge return meet follow hear grant interrupt")
 FATES = frozenset(form for base in _FATES for form, kind in inflected(base).items() if kind == "past") - {"broke", "forgot"}
 REACTIONS = frozenset(form for base in REACTIONS for form in inflected(base))
+RECEIVED = word_set("""
+    seeing hearing getting receiving reading learning finding being having viewing noticing
+""")  # what the other side did
 EVENT = re.compile(r"(?:tion|sion|ment|sal|ance|ence|ology|ization|isation|ure|ing)s?$")
 EVENTS = FEELINGS | word_set("""
     answer answers apology apologies advice argument attempt attempts complaint complaints delay error errors
