@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Blend', 'Sides', 'AlignedSearch', 'prepare', 'aligned_search', 'explain', 'AlignedHits', 'show_hits', 'rerank_parts']
 
-# %% ../../nbs/retrieval/12_aligned.ipynb #0baf8de0
+# %% ../../nbs/retrieval/12_aligned.ipynb #3e37d54c
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -18,6 +18,7 @@ from scipy import sparse
 from ..core.config import CdrError
 from ..core.conversation import Conversation, escape_html, printable
 from ..core.encoders import Encoder, Reranker, embed, get_encoder, get_reranker
+from ..core.models import unit_vectors
 from ..core.store import Store
 from .alignment import Alignment, Costs, Scale, Side, View, align_one, aligned_topk, similarity_scale
 from .bm25 import BM25
@@ -27,7 +28,7 @@ from .run import Run
 from .script import Script
 from .segment import Units, segment
 
-# %% ../../nbs/retrieval/12_aligned.ipynb #d9fd3b5f
+# %% ../../nbs/retrieval/12_aligned.ipynb #21a31bda
 @dataclass(frozen=True)
 class Blend:
     "What is added to the alignment, in its units. All of it 0: the alignment alone."
@@ -42,7 +43,7 @@ class Blend:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
                 raise CdrError(f"blend: {name}={value!r} must be a finite number of at least 0")
 
-# %% ../../nbs/retrieval/12_aligned.ipynb #b7ebdc8c
+# %% ../../nbs/retrieval/12_aligned.ipynb #4b89ee30
 _LEXICAL = Scale(0.0, 0.15)
 
 
@@ -62,14 +63,14 @@ def _dense(scripts: Sequence[Script], units: Mapping[str, Units], blend: Blend, 
            store: Store | None, batch_size: int | None, progress: bool) -> Sides:
     rendering = units["turn"].rendering
     # Documents first: an encoder that learns its words, such as `keyword`, learns them there.
+    # One call for all: short conversations are the same text at several granularities.
+    texts = [text for part in units.values() for text in part.texts]
+    every = embed(encoder, texts, "document", rendering, store, batch_size, progress)
+    edges = np.cumsum([0] + [len(part) for part in units.values()])
+    vectors = {name: every[a:b] for name, a, b in zip(units, edges, edges[1:])}
     if late:
-        vectors = embed_late(encoder, units, store, batch_size, progress)
-    else:
-        # One call for all: short conversations are the same text at several granularities.
-        texts = [text for part in units.values() for text in part.texts]
-        every = embed(encoder, texts, "document", rendering, store, batch_size, progress)
-        edges = np.cumsum([0] + [len(part) for part in units.values()])
-        vectors = {name: every[a:b] for name, a, b in zip(units, edges, edges[1:])}
+        in_context = embed_late(encoder, {"turn": units["turn"]}, store, batch_size, progress)["turn"]
+        vectors["turn"] = unit_vectors(vectors["turn"] + in_context, units["turn"].texts, encoder.name)
     asks = [script.plain if script.plain.strip() else script.query for script in scripts]
     texts = asks + [part.text for script in scripts for part in script.parts]
     every = embed(encoder, texts, "query", rendering, store, batch_size, progress)
@@ -113,7 +114,7 @@ def _shares(scores: sparse.csr_array) -> sparse.csr_array:
     most = scores.max(axis=1).toarray().ravel() if scores.shape[1] and scores.shape[0] else np.zeros(scores.shape[0])
     return sparse.csr_array(sparse.diags_array(1 / np.where(most > 0, most, 1)) @ scores)
 
-# %% ../../nbs/retrieval/12_aligned.ipynb #00c51c13
+# %% ../../nbs/retrieval/12_aligned.ipynb #c9d2fe75
 @dataclass(frozen=True)
 class AlignedSearch:
     "A corpus and questions, ready to be searched and explained. Made by `prepare`."
@@ -182,7 +183,7 @@ def prepare(
     costs: Costs = Costs(),
     window: int = 3,  # messages in a window
     rendering: str = "plain",  # how messages become text, see `render`
-    late: bool = False,  # vectors of messages in their context, from one pass over each conversation
+    late: bool = False,  # a message's vector is the mean of that by itself and that in its context, see `embed_late`
     store: Store | None = None,  # keeps vectors for the next time
     batch_size: int | None = None,  # of the encoder; default: its own
     device: str | None = None,  # of the encoder; default: a GPU if there is one
@@ -254,7 +255,7 @@ def aligned_search(
     return prepare(queries, corpus, encoder, scripts, blend, costs, store=store, device=device, progress=progress).run(
         k, device=device, name=name)
 
-# %% ../../nbs/retrieval/12_aligned.ipynb #8a589c43
+# %% ../../nbs/retrieval/12_aligned.ipynb #e7cf6c00
 def explain(
     found: AlignedSearch,
     run: Run,  # of it
@@ -288,7 +289,7 @@ class AlignedHits:
     def _lines(self) -> list[str]:
         lines = [f"script ({self.script.how}):", *(f"  {printable(str(part))}" for part in self.script.parts)]
         for rank, (name, score, chat, played) in enumerate(self.hits, 1):
-            lines += ["", f"{rank}. {printable(name)}  ({score:.4f})"]
+            lines += ["", f"{rank}. {' '.join(printable(name).split())}  ({score:.4f})"]
             for number, gap in _shown(len(chat), played, self.context):
                 turn = chat.turns[number]
                 lines += ["     ..."] if gap else []
@@ -341,7 +342,7 @@ def show_hits(
         hits.append((name, score, chats[name], played))
     return AlignedHits(found.scripts[query], tuple(hits), context)
 
-# %% ../../nbs/retrieval/12_aligned.ipynb #f89bf9ea
+# %% ../../nbs/retrieval/12_aligned.ipynb #f7d19f68
 def rerank_parts(
     found: AlignedSearch,
     run: Run,  # of it

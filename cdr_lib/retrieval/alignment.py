@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Rows', 'Scale', 'similarity_scale', 'Costs', 'Alignment', 'align_one', 'Side', 'View', 'aligned_topk']
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #05a5d048
+# %% ../../nbs/retrieval/11_alignment.ipynb #45012d87
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
@@ -20,7 +20,7 @@ from .dense import parse_bytes
 from .run import Hits, first_units, id_places, ranking
 from .script import Part, Script
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #31534d8c
+# %% ../../nbs/retrieval/11_alignment.ipynb #275a4c95
 _SAMPLE = 4096  # messages: enough for two digits, and cheap
 
 
@@ -44,7 +44,7 @@ def similarity_scale(
     square = float(((some.T @ some / len(some)) ** 2).sum())
     return Scale(level, max(0.0, square - level**2) ** 0.5)
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #7e40ff23
+# %% ../../nbs/retrieval/11_alignment.ipynb #9dfea821
 @dataclass(frozen=True)
 class Costs:
     "What deviations from a script cost. Those of skip, gap and place are in spreads, see `similarity_scale`."
@@ -66,7 +66,7 @@ class Costs:
             elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
                 raise CdrError(f"costs: {field.name}={value!r} must be a finite number of at least 0")
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #35e62936
+# %% ../../nbs/retrieval/11_alignment.ipynb #ef1bc62d
 _MOST = 8  # messages that one part can ask for: more say no more
 
 
@@ -119,7 +119,7 @@ def _plan(script: Script, costs: Costs) -> _Plan:
 def _looks(script: Script, costs: Costs) -> _Looks:
     return tuple((part.role if costs.roles and part.scope == "turn" else "", part.place) for part in script.parts)
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #987a456f
+# %% ../../nbs/retrieval/11_alignment.ipynb #210a7751
 class Alignment(NamedTuple):
     "The best way to play a script in one conversation."
 
@@ -159,14 +159,17 @@ def align_one(
     for chain in plan.chains:
         m = len(chain)
         # Value of links j.. when link j - 1 was played just before message t; its choice: a message, or None to skip.
-        value, choice = np.zeros((m + 1, n + 1)), {}
+        value, choice, following = np.zeros((m + 1, n + 1)), {}, {}
         earn = np.full((m + 1, n + 1), -np.inf)
         for j in reversed(range(m)):
             link = chain[j]
             for t in reversed(range(n)):
-                then = value[j + 1, t + 1]
+                # What follows: link j + 1 at any later message; or right here, later at a cost, or not at all.
+                ways = [(value[j + 1, t + 1], j + 1, False)]
                 if j + 1 < m and chain[j + 1].next:
-                    then = max(earn[j + 1, t + 1], then - costs.gap * scale.spread)
+                    ways = [(earn[j + 1, t + 1], j + 1, True), (value[j + 1, t + 1] - costs.gap * scale.spread, j + 1, False),
+                            (value[j + 2, t + 1] + chain[j + 1].weight * skip, j + 2, False)]
+                then, *following[j, t] = max(ways, key=lambda way: way[0])
                 earn[j, t] = link.weight * seen[link.part, t] + then - costs.never * sum(over(x, t + 1) for x in link.never)
                 if j + 1 < m and chain[j + 1].change and np.isfinite(held := seen[chain[j + 1].part, t]):
                     earn[j, t] -= costs.change * max(0.0, held - scale.level)
@@ -174,24 +177,19 @@ def align_one(
                 options = [(value[j + 1, t] + link.weight * skip, None)]
                 options += [(value[j, t + 1], choice[j, t + 1]), (earn[j, t], t)] if t < n else []
                 value[j, t], choice[j, t] = max(options, key=lambda option: option[0])
-        t = 0
         total += value[0, 0]
-        j = 0
+        j, t, here = 0, 0, False
         while j < m:
-            if (found := choice[j, t]) is None:
+            found = t if here else choice[j, t]
+            if found is None:
                 j += 1
                 continue
             messages.append((chain[j].part, found, float(near[chain[j].part, found])))
             for number in chain[j].never:
-                if found + 1 < n and over(number, found + 1):
+                if over(number, found + 1):
                     worst = found + 1 + int(seen[number, found + 1:].argmax())
                     forbidden.append((number, worst, float(near[number, worst])))
-            if j + 1 < m and chain[j + 1].next and earn[j + 1, found + 1] >= value[j + 1, found + 1] - costs.gap * scale.spread:
-                j, t = j + 1, found + 1
-                # The next link is played right here, though a later message may fit it better.
-                choice[j, t] = t
-                continue
-            j, t = j + 1, found + 1
+            (j, here), t = following[j, found], found + 1
     for number in plan.never:
         total -= costs.never * over(number)
         if over(number):
@@ -202,7 +200,7 @@ def align_one(
         total += -costs.never * max(0.0, value_of - scale.level) if is_forbidden else value_of
     return Alignment(total / max(1, plan.played), tuple(sorted(messages)), tuple(forbidden))
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #4317093f
+# %% ../../nbs/retrieval/11_alignment.ipynb #25404305
 class _Stack:
     "Units of some conversations by position: at each, the conversations that reach it, longest first."
 
@@ -227,7 +225,7 @@ class _Stack:
             stop = start
         return found
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #6268168b
+# %% ../../nbs/retrieval/11_alignment.ipynb #03039c5b
 class _Group(NamedTuple):
     "Scripts whose chains are alike."
 
@@ -324,7 +322,14 @@ def _align(block: _Block, stack: _Stack, products: dict[str, Callable], whole: A
                         earn = earn if link.weight == 1 else earn * link.weight
                         if j + 1 < len(chain):
                             then, follow = best[j + 1][:, :n], chain[j + 1]
-                            earn = earn + (torch.maximum(last[j + 1][:, :n], then - gap) if follow.next else then)
+                            if follow.next:
+                                # Right here, later at a cost, or not at all.
+                                then = torch.maximum(last[j + 1][:, :n], then - gap)
+                                if j + 2 < len(chain):
+                                    then = torch.maximum(then, best[j + 2][:, :n] + follow.weight * skip)
+                                else:
+                                    then.clamp_(min=follow.weight * skip)
+                            earn = earn + then
                             if follow.change:
                                 earn -= costs.change * (here[rows[follow.part]] - scale.level).clamp_(min=0)
                         for run in runs[j]:
@@ -353,7 +358,7 @@ def _align(block: _Block, stack: _Stack, products: dict[str, Callable], whole: A
         scores[torch.from_numpy(group.queries).to(device)] = total / max(1, group.plan.played)
     return scores
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #c5da29eb
+# %% ../../nbs/retrieval/11_alignment.ipynb #fdc1a3ba
 Rows = np.ndarray | sparse.csr_array  # of queries or parts: vectors [rows, dim], or similarities to units [rows, units]
 
 
