@@ -100,6 +100,30 @@ MEANINGS = {
     "jealousy of a brother": "user: jealousy of a brother",
     "someone sings": "any: sings",
     "Chats on chess where the human resigns": "session: chess\nuser: resigns",
+    "the tutor gives a hint, the student solves it": "assistant: gives a hint\nlater user: solves it",
+    "the help desk closes the ticket": "assistant: closes the ticket",
+    "one speaker sings and the other laughs": "any: sings\nlater any: laughs",
+    "the user sings and the other laughs": "user: sings\nlater assistant: laughs",
+    "cyclists who ask for a route": "user: cyclists ask for a route",
+    "none of them laughs": "never any: laughs",
+    # what becomes of something that was said
+    "a compliment that is not returned": "any: a compliment\nlater never any: returned",
+    "an invitation that gets no reply": "any: an invitation\nlater never any: reply",
+    "the bot's proposal is rejected": "assistant: proposal\nlater user: rejected",
+    "A song is requested by the user, refused by the bot and requested by the user": (
+        "user: requested A song\nlater assistant: refused\nlater user: requested"),
+    # no X until Y
+    "the bot does not apologise until the user complains": "user: complains\nlater assistant: apologise",
+    "no refund is granted until the customer protests": "user: protests\nlater any: refund is granted",
+    # slips, and what is no place or order
+    "teh custmoer leaves befroe the agent answers": "user: leaves\nlater assistant: answers",
+    "Sessoins where the user sings": "user: sings",
+    "the user opens up about a loss": "user: opens up about a loss",
+    "the client starts calm and becomes rude by the end": "first user: calm\nlater last user: becomes rude",
+    "Users who switch from tea to coffee in the middle of the chat": "user: tea\nlater change user: coffee",
+    "users who rudely interrupt": "user: rudely interrupt",
+    "The user asks when it opens": "user: asks when it opens",
+    "Regret in chats about tattoos": "session: tattoos\nuser: Regret",
     'Users who say "after you" or "never mind"': 'user: say "after you" or "never mind"',
 }
 
@@ -124,6 +148,11 @@ def test_the_plain_query_keeps_its_words():
     assert parse_query("Show me chats about tax where users cry").plain == "tax where users cry"
 
 
+@pytest.mark.parametrize("text", ["the user asks, and no one", "no one", "and none of", "the other", "neither of", "in chats about"])
+def test_words_that_end_too_soon(text):
+    assert parse_query(text).parts
+
+
 @pytest.mark.parametrize("text", ["", " ", "\n\t", "\u00a0"])
 def test_a_blank_query_has_no_parts(text):
     assert parse_query(text).parts == () and parse_query(text).query == text
@@ -142,19 +171,26 @@ def test_no_text_is_refused(text):
     assert Script.parse(str(script), script.query, script.plain).parts == script.parts
 
 
-@pytest.mark.parametrize("unit", ["and ", "after ", "a, ", "the user asks and ", "\"", "'a ", "a-", "not ", "users who ", "\u00e9", "x "])
+@pytest.mark.parametrize("unit", ["and ", "after ", "a, ", "the user asks and ", "\"", "'a ", "a-", "not ", "users who ", "\u00e9", "x ",
+                                  "'", "by the user ", "no x until ", "in chats about ", "the offer is rejected, "])
 def test_long_queries_take_no_time(unit):
-    for length in (2_900, 100_000):
+    def seconds(text):
         start = time.process_time()
-        parse_query((unit * length)[:length])
-        assert time.process_time() - start < 1
+        parse_query(text)
+        return time.process_time() - start
+
+    words = [word for word in (unit * 400).split(" ") if word][:200]
+    for text in ((unit * 5_000)[:2_900], (unit * 5_000)[:5_000], " ".join(words)):
+        assert min(seconds(text) for _ in range(3)) < 0.05
+    assert seconds((unit * 100_000)[:100_000]) < 1
 
 
-def test_accuracy_on_both_halves():
+def test_accuracy_on_every_half():
     scripts = {query.text: parse_query(query.text) for query in LABELLED}
-    for half, least in (("dev", 0.95), ("test", 0.75)):
+    for half, exact, recall, field in (("dev", 0.97, 0.97, 0.97), ("test", 0.78, 0.85, 0.95),
+                                       ("stranger-dev", 0.75, 0.85, 0.93), ("stranger-test", 0.42, 0.7, 0.8)):
         scores = parser_scores(scripts, [query for query in LABELLED if query.half == half])
-        assert scores["exact"] >= least and scores["recall"] >= least and min(scores[name] for name in FIELDS) > 0.95, scores
+        assert scores["exact"] >= exact and scores["recall"] >= recall and min(scores[name] for name in FIELDS) >= field, scores
 
 
 def test_speed():

@@ -6,7 +6,7 @@
 __all__ = ['TALKS', 'BEGIN', 'END', 'WHERE', 'FROM_TO', 'THEN', 'AT_ONCE', 'SEPARATORS', 'TURNS', 'FIRST', 'MIDDLE', 'LAST',
            'starts', 'which_phrase', 'Frame', 'find_frame', 'Step', 'cut_out', 'done_by', 'to_clauses']
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #2ea4580c
+# %% ../../nbs/retrieval/07d_clauses.ipynb #7d9d03ff
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from cdr_lib.retrieval.lexicon import (
 )
 from .script import ROLES
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #3d9f5083
+# %% ../../nbs/retrieval/07d_clauses.ipynb #04f8db0e
 TALKS = frozenset(
     form
     for noun in """
@@ -75,7 +75,7 @@ WHERE = phrase_list("""
     following : | :
 """)
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #bfc12ede
+# %% ../../nbs/retrieval/07d_clauses.ipynb #7709bf85
 def starts(words: list[Word], at: int, phrase: tuple[str, ...]) -> bool:
     if at >= len(words) or words[at].low != phrase[0]:
         return False
@@ -89,7 +89,7 @@ def which_phrase(words: list[Word], at: int, phrases: Iterable[tuple[str, ...]])
     low = words[at].low
     return max((len(phrase) for phrase in phrases if phrase[0] == low and starts(words, at, phrase)), default=0)
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #98edf25b
+# %% ../../nbs/retrieval/07d_clauses.ipynb #6010d303
 class Frame(NamedTuple):
     plain: list[Word]  # without the frame
     body: list[Word]  # what is to be taken apart
@@ -186,7 +186,7 @@ def _front(words: list[Word], text: str) -> Frame:
             return Frame(words[start:], words[stop + length :], [] if samples else words[start:stop])
     return Frame(words[start:], words[start:], [])
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #603db227
+# %% ../../nbs/retrieval/07d_clauses.ipynb #84d772b2
 def _question(words: list[Word], start: int, phrase: tuple[str, ...]) -> Frame:
     at = start + len(phrase)
     rest = words[at:]
@@ -215,7 +215,7 @@ def _question(words: list[Word], start: int, phrase: tuple[str, ...]) -> Frame:
             rest = [be, *rest]
     return Frame(rest, rest, [])
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #b9c39f8c
+# %% ../../nbs/retrieval/07d_clauses.ipynb #9076d631
 def _talks(words: list[Word], start: int, described: int, talk: int, where: int) -> Frame:
     "A frame with a noun for conversations at `talk`; its adjectives begin at `described`."
     at = talk + 1
@@ -337,7 +337,7 @@ FROM_TO = frozenset(
     for form in inflected(base)
 )
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #afd5a74f
+# %% ../../nbs/retrieval/07d_clauses.ipynb #552a521e
 # kind: "later", "next": a new clause after this one. "after", "afternext": what follows comes first. "before": it comes after.
 _PHRASES: dict[str, list[tuple[tuple[str, ...], str]]] = {}
 for _kind, _listed in {
@@ -376,7 +376,7 @@ for _kind, _listed in {
 for _list in _PHRASES.values():
     _list.sort(key=lambda item: -len(item[0]))
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #8f4d930a
+# %% ../../nbs/retrieval/07d_clauses.ipynb #9ad3a3d7
 THEN = phrase_list("""
     then | later | later on | afterwards | afterward | after that | subsequently | thereafter | finally | eventually |
     in the end | at last | ultimately | lastly | next | a little later | some messages later | some turns later | some
@@ -408,7 +408,7 @@ class Step(NamedTuple):
     link: str  # "", "later", "next", "same", "with" or "never"
     words: list[Word]
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #2e51641e
+# %% ../../nbs/retrieval/07d_clauses.ipynb #197058f0
 TURNS = word_set("""
     turn turns turned become becomes became grow grows grew go goes went turning becoming growing
 """)
@@ -476,7 +476,7 @@ def _same(words: list[Word], at: int, kinds: set[str]) -> bool:
         return True
     return following in DETERMINERS | POSSESSIVES - {"own"} or following in _AFTER_VERBS or bool(side_at(words, at + 1))
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #011460ac
+# %% ../../nbs/retrieval/07d_clauses.ipynb #8ea80461
 def _event(words: list[Word], at: int) -> bool:
     "Whether a noun phrase at a place is something that happens, not a time of day."
     if at >= len(words):
@@ -569,7 +569,7 @@ def _phrase(words: list[Word], at: int, clause: list[Word]) -> tuple[tuple[str, 
             return phrase, kind
     return None
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #6eb7d67d
+# %% ../../nbs/retrieval/07d_clauses.ipynb #79a2bced
 def _without(words: list[Word], at: int, clause: list[Word]) -> bool:
     "Whether *without* at a place forbids something: an act, or a thing that is said."
     if at + 1 >= len(words) or (clause and inside_speech(clause)):
@@ -582,7 +582,7 @@ def _without(words: list[Word], at: int, clause: list[Word]) -> bool:
         return False
     return not clause or bool(noun) and low in DETERMINERS | {"giving", "further", "first", "prior", noun}
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #a9e73917
+# %% ../../nbs/retrieval/07d_clauses.ipynb #ab03f477
 _OF_TALK = (
     r"(?: of (?:the |a |their |this )?(?:[\w-]+ ){0,2}?"
     r"(?:conversation|chat|session|dialogue|dialog|talk|call|exchange|discussion|interaction))?"
@@ -641,7 +641,7 @@ def _statement(words: list[Word], at: int) -> bool:
             return False
     return False
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #0e316e7f
+# %% ../../nbs/retrieval/07d_clauses.ipynb #3ab2f878
 def _forms(words: list[Word], at: int) -> set[str]:
     low = words[at].low if at < len(words) else ""
     return VERBS.get(low, {"past"} if low.endswith("ed") else set())
@@ -687,7 +687,7 @@ def _fate(words: list[Word], at: int, clause: list[Word]) -> tuple[list[Word], i
         return None
     return [*never, words[at]], at + 1
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #1ac32737
+# %% ../../nbs/retrieval/07d_clauses.ipynb #adcc2a96
 class _Cutter:
     "The state of the pass."
 
@@ -758,7 +758,7 @@ class _Cutter:
                 self.held = None
         self.link = "later"
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #7012869e
+# %% ../../nbs/retrieval/07d_clauses.ipynb #6128223c
 def _cleft_end(cut: _Cutter) -> bool:
     words, at = cut.words, cut.at
     if cut.cleft and cut.leading and words[at].low == "that" and cut.clause and subject_at(words, at + 1):
@@ -855,7 +855,7 @@ def _forward(cut: _Cutter, end: int, marks: int, seen: set[str]) -> tuple[str, i
         return "same", end, True
     return "", end, same
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #b59589a4
+# %% ../../nbs/retrieval/07d_clauses.ipynb #b2117008
 def _ordering(cut: _Cutter) -> bool:
     words, clause = cut.words, cut.clause
     if not (found := _phrase(words, cut.at, clause)):
@@ -924,7 +924,7 @@ def _then(cut: _Cutter) -> bool:
     cut.close()
     return cut.go(at + 1, cut.speaker if same else cut.clause)
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #26cdcbfb
+# %% ../../nbs/retrieval/07d_clauses.ipynb #e4373a63
 def _ban(cut: _Cutter) -> bool:
     words, size, at, clause = cut.words, cut.size, cut.at, cut.clause
     low = words[at].low
@@ -1000,7 +1000,7 @@ def _no_comma(cut: _Cutter) -> bool:
         return cut.go(at, cut.clause)
     return False
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #415b4c27
+# %% ../../nbs/retrieval/07d_clauses.ipynb #1512a893
 _RULES = (
     _cleft_end, _separator, _ordering, _who_then, _bare_side, _then, _ban, _relative, _at_request, _no_comma,
 )

@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['OTHER', 'parse_query']
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #98a5d202
+# %% ../../nbs/retrieval/08_grammar.ipynb #9d21c6f5
 import re
+from dataclasses import dataclass
 
 from ..core.config import CdrError
 from cdr_lib.retrieval.clauses import (
@@ -20,7 +21,7 @@ from cdr_lib.retrieval.lexicon import (
 )
 from .script import ROLES, Part, Script
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #99fb13a4
+# %% ../../nbs/retrieval/08_grammar.ipynb #6ec6c75a
 _NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _OFTEN = dict.fromkeys(
     phrase_list("""
@@ -50,6 +51,8 @@ _LATER = re.compile(
     r"(?:later on|further on|in the end|at last|later|in the long run|after all)(?: in the (?:same )?(?:conversation|chat|"
     r"session|dialogue|talk|exchange|discussion))?$"
 )
+_THERE_IS = phrase_list("there is | there are")
+_AFTER_FIRST = DETERMINERS | USER | ASSISTANT | set(VERBS) | {","}
 _AT_FIRST = phrase_list("""
     at first | initially | originally | in the beginning | to start with | to begin with
 """)
@@ -68,7 +71,38 @@ _WANTED = word_set("requested wanted needed desired ordered")  # by whom, if nob
 OTHER = {"user": "assistant", "assistant": "user"}
 _STRIP = LINKING | word_set("and but or so yet that , : ; . - – — | & also both")
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #3cfd312d
+# %% ../../nbs/retrieval/08_grammar.ipynb #cdc5beda
+@dataclass
+class _Said:
+    "What the small words of a clause say."
+
+    after: str
+    never: bool
+    times: int = 1
+    place: str = ""
+    explicit: bool = False  # "then", "later"
+    late: bool = False  # at the end of the clause
+
+
+def _take_place(words: list[Word], said: _Said) -> list[Word]:
+    "Take *at the beginning* and *at the end*; the middle is no place."
+    if (cut := cut_out(words, FIRST)) is not None:
+        said.place, words = "first", cut
+    elif not said.place and (cut := cut_out(words, LAST)) is not None:
+        said.place, words = "last", cut
+    return cut_out(words, MIDDLE) or words
+
+
+def _take_number(words: list[Word], said: _Said) -> list[Word]:
+    "Take the first phrase that says how often, unless it is inside of what is said."
+    for at, word in enumerate(words):
+        for phrase in _OFTEN_FIRST.get(word.low, ()):
+            if starts(words, at, phrase) and not inside_speech(words[:at]) and all(word.low != "being" for word in words[:at]):
+                said.times = _OFTEN[phrase]
+                return words[:at] + words[at + len(phrase) :]
+    return words
+
+# %% ../../nbs/retrieval/08_grammar.ipynb #afbf9f7c
 def _fate_of(words: list[Word]) -> int:
     "Where *is rejected* begins in *suggestion is rejected*, or 0; by whom is for `_Reader.passive`."
     for at in range(1, min(len(words) - 1, 5)):
@@ -104,7 +138,7 @@ class _Reader:
         text = to_text(words)
         if not text:
             return
-        before = next((part for part in reversed(self.parts) if not part.never and part.scope == "turn"), None)
+        before = self.last_part()
         if before is None or fields.get("place") == "first":
             fields["after"] = ""
             fields["change"] = False
@@ -121,126 +155,93 @@ class _Reader:
             fields["change"] = False
         self.parts.append(Part(text, **fields))
 
+    def last_part(self) -> Part | None:
+        "The last part that takes a place in the order."
+        return next((part for part in reversed(self.parts) if not part.never and part.scope == "turn"), None)
+
     def step(self, step: Step, following: str) -> None:
         "Take in one step; `following` is the subject of the step after it."
         words, link = step.words, step.link
         self.following = following
-        after = {"later": "later", "next": "next", "and": "later"}.get(link, "")
-        never, times, place = link == "never", 1, ""
-        explicit, late = "", False
-        # Marks at the front of the clause.
+        said = _Said({"later": "later", "next": "next", "and": "later"}.get(link, ""), link == "never")
+        for take in (self.front, _take_place, _take_number, self.back, self.anywhere):
+            if not (words := take(words, said)):
+                return
+        if said.place == "last" and not said.never and not said.after and link == "same" and self.parts:
+            said.after = "later"
+        fields = {"after": said.after, "never": said.never, "times": said.times, "place": said.place}
+        fields["linked"] = link != "and" or said.explicit
+        turns = link == "same" and any(word.low in TURNS for word in words[:3])
+        no_longer = any(starts(words, at, ("no", "longer")) for at in range(3))
+        if self.at_first and self.parts and not self.turned:
+            if said.after or said.explicit or said.place == "last" or turns or no_longer:
+                fields["change"], self.turned = True, True
+                fields["after"] = said.after or "later"
+        self.clause(words, link, fields, said.late)
+
+    def front(self, words: list[Word], said: "_Said") -> list[Word]:
+        "Take the marks at the front of a clause."
         while words:
             if (length := which_phrase(words, 0, _AT_FIRST)) and length < len(words):
                 self.at_first = True
-                words = words[length:]
             elif (length := which_phrase(words, 0, AT_ONCE)) and length < len(words):
-                after = "next" if self.parts else after
-                words = words[length:]
+                said.after = "next" if self.parts else said.after
             elif (
                 words[0].low in ("by", "at", "towards")
                 and (cut := cut_out(words[:8], LAST)) is not None
                 and LAST.match(" ".join(word.low for word in words[:8]))
             ):
-                place, words = "last", [*cut, *words[8:]]
+                said.place, words, length = "last", [*cut, *words[8:]], 0
             elif (length := which_phrase(words, 0, THEN)) and length < len(words):
-                after, explicit = after or "later", "later"
-                words = words[length:]
+                said.after, said.explicit = said.after or "later", True
             elif (
                 words[0].low in _STRIP
                 and len(words) > 1
                 and not starts(words, 0, ("instead", "of"))
-                and not (words[0].low == "first" and words[1].low not in (DETERMINERS | USER | ASSISTANT | set(VERBS) | {","}))
+                and not (words[0].low == "first" and words[1].low not in _AFTER_FIRST)
             ):
-                if words[0].low in ("repeatedly", "constantly"):
-                    times = 2
-                words = words[1:]
-            elif (
-                starts(words, 0, ("it", "is"))
-                and side_at(words, 2)
-                or starts(words, 0, ("there", "is"))
-                or starts(words, 0, ("there", "are"))
-            ):
-                words = words[2:]
+                said.times, length = 2 if words[0].low in ("repeatedly", "constantly") else said.times, 1
+            elif starts(words, 0, ("it", "is")) and side_at(words, 2) or which_phrase(words, 0, _THERE_IS):
+                length = 2
             else:
-                break
-        if not words:
-            return
-        if (cut := cut_out(words, FIRST)) is not None:
-            place, words = "first", cut
-        elif not place and (cut := cut_out(words, LAST)) is not None:
-            place, words = "last", cut
-        elif [word.low for word in words[-4:]] == ["late", "in", "the", "conversation"]:
-            place, words = "last", words[:-4]
-        if cut := cut_out(words, MIDDLE):
-            words = cut
-        # How often, anywhere in the clause.
-        for at, word in enumerate(words):
-            for phrase in _OFTEN_FIRST.get(word.low, ()):
-                if starts(words, at, phrase):
-                    if inside_speech(words[:at]) or any(word.low == "being" for word in words[:at]):
-                        continue
-                    times, words = _OFTEN[phrase], words[:at] + words[at + len(phrase) :]
-                    break
-            else:
-                continue
-            break
+                return words
+            words = words[length:]
+        return words
+
+    def back(self, words: list[Word], said: "_Said") -> list[Word]:
+        "Take the marks at the end of a clause."
         while words and words[-1].low in EDGE:
             words = words[:-1]
-        if (cut := cut_out(words, _LATER)) is not None and cut:
+        if cut := cut_out(words, _LATER):
             words = [*cut, Word("later", "later", True)]
         while len(words) > 1 and words[-1].low in ("later", "afterwards", "eventually", "then", "subsequently"):
-            if (
-                not self.parts
-                and (who := side_at(words, 0))
-                and who.kept
-                and who.end < len(words) - 2
-                and (words[who.end].low != "whose")
-            ):
+            who = None if self.parts else side_at(words, 0)
+            if who and who.kept and who.end < len(words) - 2 and words[who.end].low != "whose":
                 self.add(who.kept, role=who.role)  # "an angry user says sorry later"
                 words = [*words[: who.end - len(who.kept) - 1], *words[who.end - 1 :]]
-            after, late, words = "later" if self.parts else "", True, words[:-1]
+            said.after, said.late, words = "later" if self.parts else "", True, words[:-1]
             while words and words[-1].low in ("a", "little", "while", "shortly", "soon"):
                 words = words[:-1]
+        return words
+
+    def anywhere(self, words: list[Word], said: "_Said") -> list[Word]:
+        "Take *immediately* and *at first* wherever they stand."
         for phrase in (*AT_ONCE, ("at", "first"), ("initially",)):
+            first = phrase in (("at", "first"), ("initially",))
+            if not first and (phrase == ("directly",) or not self.parts):
+                continue
             for at in range(len(words) - len(phrase) + 1):
-                if words[at].low == phrase[0] and starts(words, at, phrase):
-                    if phrase in (("at", "first"), ("initially",)):
-                        self.at_first = True
-                    elif phrase == ("directly",) or not self.parts:
-                        continue
-                    else:
-                        after = "next"
+                if starts(words, at, phrase):
+                    self.at_first |= first
+                    said.after = said.after if first else "next"
                     words = words[:at] + words[at + len(phrase) :]
                     break
-        if not words:
-            return
-        if place == "last" and not never and not after and link == "same" and self.parts:
-            after = "later"
-        fields = {"after": after, "never": never, "times": times, "place": place}
-        fields["linked"] = link != "and" or bool(explicit)
-        if (
-            self.at_first
-            and self.parts
-            and not self.turned
-            and (
-                after
-                or explicit
-                or place == "last"
-                or link == "same"
-                and any(w.low in TURNS for w in words[:3])
-                or any(starts(words, at, ("no", "longer")) for at in range(3))
-            )
-        ):
-            fields["change"], self.turned = True, True
-            fields["after"] = after or "later"
-        self.clause(words, link, fields, late)
+        return words
 
-    def clause(self, words: list[Word], link: str, fields: dict, late: bool) -> None:
+    def subject(self, words: list[Word], fields: dict) -> tuple[list[Word], Side | None]:
+        "Who acts in a clause; two sides joined by *and* or *or* are anybody."
         if words[0].low in DO and subject_at(words, 1):
             words = words[1:]
-        who = subject_at(words, 0)
-        kept: list[Word] = []
-        role = ""
         first = side_at(words, 0) or (side_at(words, 1) if words[0].low == "both" else None)
         if (
             first
@@ -253,24 +254,29 @@ class _Reader:
         ):
             fields["never"] |= words[0].low == "neither"
             words = [Word("someone", "someone", True), *words[other.end :]]  # "either the user or the assistant"
-            who = subject_at(words, 0)
-        if (
-            who is None
-            and (named := side_at(words, 0)) is not None
-            and (named.end == len(words) or words[named.end].low in PREPOSITIONS | {","} or named.kept)
-        ):
-            who = named
-        if who is not None:
-            rest = words[who.end :]
-            kept = list(who.kept)
-            if words[0].low == "neither":
-                fields["never"] = True
-            if who.role == "pronoun":
-                role = self.pronoun(words[0].low)
-            elif who.role == "nobody":
-                fields["never"] = True
-            else:
-                role = who.role
+        who, named = subject_at(words, 0), side_at(words, 0)
+        if who is None and named is not None:
+            if named.end == len(words) or words[named.end].low in PREPOSITIONS | {","} or named.kept:
+                who = named
+        return words, who
+
+    def unnamed(self, words: list[Word], link: str) -> str:
+        "The role in a clause without a subject."
+        low = words[0].low
+        if low.endswith("ing") and low in VERBS and low not in RECEIVED and self.following in ROLES:
+            return self.following
+        if link and link != "never" and (low == "to" or (low in VERBS and low not in ALSO_NOUNS)):
+            return self.role
+        return "user" if low in FEELINGS | _ASKING else ""
+
+    def clause(self, words: list[Word], link: str, fields: dict, late: bool) -> None:
+        words, who = self.subject(words, fields)
+        rest, kept = words[who.end :] if who else words, list(who.kept) if who else []
+        if who is None:
+            role = self.unnamed(words, link)
+        else:
+            fields["never"] |= who.role == "nobody" or words[0].low == "neither"
+            role = self.pronoun(words[0].low) if who.role == "pronoun" else "" if who.role == "nobody" else who.role
             if who.owner and (fate := _fate_of(rest)):
                 self.add([*kept, *rest[:fate]], role=role, **fields)
                 self.add(rest[fate + 1 :], role=OTHER.get(role, ""), after="later")
@@ -278,23 +284,8 @@ class _Reader:
                 return
             self.role = role if who.role != "nobody" else self.role
             if not who.owner and rest and rest[0].low in ("and", "or") and (other := side_at(rest, 1)):
-                role, rest = ("" if other.role != role else role), rest[other.end :]
-                self.role = role
-        else:
-            rest = words
-            if (
-                rest[0].low.endswith("ing")
-                and rest[0].low in VERBS
-                and rest[0].low not in RECEIVED
-                and self.following in ROLES
-            ):
-                role = self.following
-            elif link in ("later", "next", "with", "and", "same") and (
-                rest[0].low == "to" or (rest[0].low in VERBS and rest[0].low not in ALSO_NOUNS)
-            ):
-                role = self.role
-            elif rest[0].low in FEELINGS | _ASKING:
-                role = "user"
+                self.role = role = "" if other.role != role else role
+                rest = rest[other.end :]
         if kept and len(rest) > 2 and rest[0].low == "whose":
             self.add(kept, role=role)
             rest, role, kept = rest[1:], "", []
@@ -333,7 +324,7 @@ class _Reader:
         if link == "same" and self.parts and not fields["after"]:
             # What the other side did in between, and the second of two, come later.
             lows = {word.low for word in words}
-            before = next((part for part in reversed(self.parts) if not part.never and part.scope == "turn"), None)
+            before = self.last_part()
             if before and (
                 role
                 and before.role not in ("", role)
@@ -582,7 +573,7 @@ class _Reader:
                 return
         self.add(words, role=role, **fields)
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #20e7cbca
+# %% ../../nbs/retrieval/08_grammar.ipynb #208b4360
 _LONGEST, _MOST = 3000, 400  # characters, words
 
 

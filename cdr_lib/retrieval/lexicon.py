@@ -9,12 +9,12 @@ __all__ = ['EDGE', 'VERBS', 'BE', 'MODAL', 'DO', 'HAVE', 'ALSO_NOUNS', 'USER', '
            'to_words', 'to_text', 'inflected', 'word_set', 'phrase_list', 'Side', 'side_at', 'subject_at', 'acts_at',
            'inside_speech', 'is_nominal']
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #4ccc3761
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #019f6746
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #6174d6d3
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #7cd6f6bc
 class Word(NamedTuple):
     low: str  # as it is compared
     text: str  # as it was written
@@ -68,7 +68,7 @@ def to_text(words: Iterable[Word]) -> str:
         words.pop()
     return "".join(" " * (word.space and number > 0) + word.text for number, word in enumerate(words))
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #8a7877fc
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #553e8069
 _BASE = """
     abandon accept accuse ache acknowledge act adapt add admit adopt advise agree allow announce answer apologise
     apologize appear apply appreciate approve argue arrange arrive ask assert assess assist assume attack attempt
@@ -203,7 +203,7 @@ _DOUBLED = frozenset(
 """.split()
 ) - {"hurry"}
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #cce9ed5a
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #b1bf764e
 def inflected(base: str) -> dict[str, str]:
     "Forms of a verb and which they are: base, s, ing or past."
     vowel_y = base.endswith("y") and base[-2] not in "aeiou"
@@ -262,7 +262,7 @@ ALSO_NOUNS = frozenset(
 )
 ALSO_NOUNS = frozenset(form for base in ALSO_NOUNS for form, kind in inflected(base).items() if kind in ("base", "s"))
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #5922a7a9
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #491bded1
 def word_set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
@@ -370,7 +370,7 @@ ADVERBS = LINKING | MANNERS_OF  # only what links may be left out of a text
 
 
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #2917f43f
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #9260ff95
 class Side(NamedTuple):
     role: str
     kept: list[Word]  # what is said about them, such as "angry"
@@ -444,7 +444,7 @@ def side_at(words: list[Word], at: int) -> Side | None:
         at += 1
     return None
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #81c5935d
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #562b839f
 def _verbish(words: list[Word], at: int) -> bool:
     "Whether what stands at a place can go on after a subject."
     return at < len(words) and words[at].low not in (PREPOSITIONS - {"like"}) | {
@@ -500,7 +500,7 @@ def acts_at(words: list[Word], at: int) -> bool:
         or words[at].low in (":", "who", "not", "never", "keeps", "keep")
     )
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #1d810737
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #976aca19
 SPEECH = word_set("""
     that whether if how why what because where who which since as
 """)
@@ -527,7 +527,7 @@ def is_nominal(words: list[Word]) -> bool:
         and not any(word.low in BE or word.low in MODAL or word.low in DO for word in words)
     )
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #4afba921
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #c33aa59b
 FEELINGS = word_set("""
     angry anger annoyed annoyance anxious anxiety frustrated frustration furious fury irritated irritation worried
     worry worries afraid fear fears scared nervous nervousness upset sad sadness unhappy disappointed disappointment
