@@ -6,19 +6,19 @@
 __all__ = ['TALKS', 'BEGIN', 'END', 'WHERE', 'FROM_TO', 'THEN', 'AT_ONCE', 'SEPARATORS', 'TURNS', 'FIRST', 'MIDDLE', 'LAST',
            'starts', 'which_phrase', 'Frame', 'find_frame', 'Step', 'cut_out', 'done_by', 'to_clauses']
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #7d9d03ff
+# %% ../../nbs/retrieval/07d_clauses.ipynb #97b28c42
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from cdr_lib.retrieval.lexicon import (
-    ADVERBS, ALSO_NOUNS, ASSISTANT, BE, DETERMINERS, DO, DONE_TO, EVENT, EVENTS, HAVE, MODAL, NOT_ADJECTIVE,
-    FATES, POSSESSIVES, PREPOSITIONS, REACTIONS, RECEIVED, SPEECH, TIMES_OF_DAY, USER, VERBS, Word, acts_at, inflected, inside_speech,
-    is_nominal, phrase_list, side_at, subject_at, word_set,
+    ADVERBS, ALSO_NOUNS, ASSISTANT, BE, DETERMINERS, DO, DONE_TO, EVENT, EVENTS, FATES, HAVE, MODAL, NOT_ADJECTIVE,
+    POSSESSIVES, PREPOSITIONS, REACTIONS, RECEIVED, SPEECH, TIMES_OF_DAY, USER, VERBS, Word, acts_at, inflected,
+    inside_speech, is_nominal, phrase_list, side_at, subject_at, word_set,
 )
 from .script import ROLES
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #04f8db0e
+# %% ../../nbs/retrieval/07d_clauses.ipynb #262b62a5
 TALKS = frozenset(
     form
     for noun in """
@@ -75,7 +75,7 @@ WHERE = phrase_list("""
     following : | :
 """)
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #7709bf85
+# %% ../../nbs/retrieval/07d_clauses.ipynb #baaef4eb
 def starts(words: list[Word], at: int, phrase: tuple[str, ...]) -> bool:
     if at >= len(words) or words[at].low != phrase[0]:
         return False
@@ -89,7 +89,7 @@ def which_phrase(words: list[Word], at: int, phrases: Iterable[tuple[str, ...]])
     low = words[at].low
     return max((len(phrase) for phrase in phrases if phrase[0] == low and starts(words, at, phrase)), default=0)
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #6010d303
+# %% ../../nbs/retrieval/07d_clauses.ipynb #785bd077
 class Frame(NamedTuple):
     plain: list[Word]  # without the frame
     body: list[Word]  # what is to be taken apart
@@ -186,7 +186,7 @@ def _front(words: list[Word], text: str) -> Frame:
             return Frame(words[start:], words[stop + length :], [] if samples else words[start:stop])
     return Frame(words[start:], words[start:], [])
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #84d772b2
+# %% ../../nbs/retrieval/07d_clauses.ipynb #cad8a6c9
 def _question(words: list[Word], start: int, phrase: tuple[str, ...]) -> Frame:
     at = start + len(phrase)
     rest = words[at:]
@@ -215,7 +215,7 @@ def _question(words: list[Word], start: int, phrase: tuple[str, ...]) -> Frame:
             rest = [be, *rest]
     return Frame(rest, rest, [])
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #9076d631
+# %% ../../nbs/retrieval/07d_clauses.ipynb #2d03ef5b
 def _talks(words: list[Word], start: int, described: int, talk: int, where: int) -> Frame:
     "A frame with a noun for conversations at `talk`; its adjectives begin at `described`."
     at = talk + 1
@@ -337,35 +337,38 @@ FROM_TO = frozenset(
     for form in inflected(base)
 )
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #552a521e
+# %% ../../nbs/retrieval/07d_clauses.ipynb #e0258bc9
 # kind: "later", "next": a new clause after this one. "after", "afternext": what follows comes first. "before": it comes after.
 _PHRASES: dict[str, list[tuple[tuple[str, ...], str]]] = {}
 for _kind, _listed in {
     "later": """
-        after which | only to | followed by | is followed by | are followed by | was followed by | gets followed by |
-        followed later by | leading to | which leads to | before finally | before eventually | and eventually |
-        resulting in | until finally | until eventually | followed eventually by | that leads to | that is followed by
-        | which is followed by | that are followed by | that was followed by
+        after which | only to | followed by | is followed by | are followed by | was followed by | gets followed
+        by | followed later by | leading to | which leads to | before finally | before eventually | and eventually
+        | met with | is met with | are met with | was met with | meets with | that is met with | that are met with
+        | that meets with | that meet with | which is met with | resulting in | until finally | until eventually |
+        followed eventually by | that leads to | that is followed by | which is followed by | that are followed by
+        | that was followed by
     """,
     "next": """
-        followed immediately by | immediately followed by | followed directly by | directly followed by | followed at
-        once by | is immediately followed by | is directly followed by
+        followed immediately by | immediately followed by | followed directly by | directly followed by | followed
+        at once by | is immediately followed by | is directly followed by
     """,
     "after": """
-        after | even when | even if | each time | every time | only after | once | only once | following | whenever | when | although | even
-        though | though | despite | in spite of | having | even after | shortly after | some time after | soon after |
-        long after | as a result of | because of | when faced with | not until | but not until | but only after | but
-        only once | but only when | only when | until after | from the moment | now that
+        after | even when | even if | each time | every time | only after | once | only once | following |
+        whenever | when | although | even though | though | despite | in spite of | having | even after | shortly
+        after | some time after | soon after | long after | as a result of | because of | when faced with | not
+        until | but not until | but only after | but only once | but only when | only when | until after | from
+        the moment | now that
     """,
     "afternext": """
-        as soon as | in response to | in reply to | in answer to | in reaction to | as a reaction to | as a response
-        to | right after | immediately after | directly after | just after | straight after | the moment | upon | in
-        the very next message after | in the next message after | in the message after | immediately upon |
-        immediately following | right when | responding to | the very next message after | at once after
+        as soon as | in response to | in reply to | in answer to | in reaction to | as a reaction to | as a
+        response to | right after | immediately after | directly after | just after | straight after | the moment
+        | upon | in the very next message after | in the next message after | in the message after | immediately
+        upon | immediately following | right when | responding to | the very next message after | at once after
     """,
     "before": """
-        before | until | prior to | till | just before | right before | shortly before | even before | up until | long
-        before
+        before | until | prior to | till | just before | right before | shortly before | even before | up until |
+        long before
     """,
     "with": """
         while | whereas | at the same time as | whilst | as | as long as | so long as
@@ -376,7 +379,7 @@ for _kind, _listed in {
 for _list in _PHRASES.values():
     _list.sort(key=lambda item: -len(item[0]))
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #9ad3a3d7
+# %% ../../nbs/retrieval/07d_clauses.ipynb #0bd043d6
 THEN = phrase_list("""
     then | later | later on | afterwards | afterward | after that | subsequently | thereafter | finally | eventually |
     in the end | at last | ultimately | lastly | next | a little later | some messages later | some turns later | some
@@ -408,7 +411,7 @@ class Step(NamedTuple):
     link: str  # "", "later", "next", "same", "with" or "never"
     words: list[Word]
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #197058f0
+# %% ../../nbs/retrieval/07d_clauses.ipynb #fa1cc574
 TURNS = word_set("""
     turn turns turned become becomes became grow grows grew go goes went turning becoming growing
 """)
@@ -476,7 +479,7 @@ def _same(words: list[Word], at: int, kinds: set[str]) -> bool:
         return True
     return following in DETERMINERS | POSSESSIVES - {"own"} or following in _AFTER_VERBS or bool(side_at(words, at + 1))
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #8ea80461
+# %% ../../nbs/retrieval/07d_clauses.ipynb #85cf44ff
 def _event(words: list[Word], at: int) -> bool:
     "Whether a noun phrase at a place is something that happens, not a time of day."
     if at >= len(words):
@@ -501,7 +504,9 @@ def _event(words: list[Word], at: int) -> bool:
 
 
 _SAYS = frozenset(
-    form for base in "say ask know tell explain mention decide wonder remember specify state forget".split() for form in inflected(base)
+    form
+    for base in "say ask know tell explain mention decide wonder remember specify state forget".split()
+    for form in inflected(base)
 )
 
 
@@ -515,6 +520,10 @@ def _allowed(phrase: tuple[str, ...], kind: str, words: list[Word], at: int, cla
     if end >= len(words):
         return False
     key, following = phrase[-1], words[end].low
+    if key in ("upon", "after") and clause and clause[-1].low == following:  # "question upon question"
+        return False
+    if "with" in phrase and not (is_nominal(clause) and not side_at(clause, 0) or phrase[0] in BE):
+        return False  # "the user met with a friend"
     subject = subject_at(words, end)
     lead = not clause
     if (
@@ -569,7 +578,7 @@ def _phrase(words: list[Word], at: int, clause: list[Word]) -> tuple[tuple[str, 
             return phrase, kind
     return None
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #79a2bced
+# %% ../../nbs/retrieval/07d_clauses.ipynb #b36f8c35
 def _without(words: list[Word], at: int, clause: list[Word]) -> bool:
     "Whether *without* at a place forbids something: an act, or a thing that is said."
     if at + 1 >= len(words) or (clause and inside_speech(clause)):
@@ -582,7 +591,7 @@ def _without(words: list[Word], at: int, clause: list[Word]) -> bool:
         return False
     return not clause or bool(noun) and low in DETERMINERS | {"giving", "further", "first", "prior", noun}
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #ab03f477
+# %% ../../nbs/retrieval/07d_clauses.ipynb #5a3360c4
 _OF_TALK = (
     r"(?: of (?:the |a |their |this )?(?:[\w-]+ ){0,2}?"
     r"(?:conversation|chat|session|dialogue|dialog|talk|call|exchange|discussion|interaction))?"
@@ -611,6 +620,7 @@ def cut_out(words: list[Word], pattern: re.Pattern) -> list[Word] | None:
         not match
         or (match.start() and lows[match.start() - 1] != " ")
         or (match.end() < len(lows) and lows[match.end()] != " ")
+        or re.match(r" (?:of|to the (?:last|end))\b", lows[match.end() :])  # "at the end of every reply"
     ):
         return None
     first = lows[: match.start()].count(" ")
@@ -641,7 +651,7 @@ def _statement(words: list[Word], at: int) -> bool:
             return False
     return False
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #3ab2f878
+# %% ../../nbs/retrieval/07d_clauses.ipynb #ce091f39
 def _forms(words: list[Word], at: int) -> set[str]:
     low = words[at].low if at < len(words) else ""
     return VERBS.get(low, {"past"} if low.endswith("ed") else set())
@@ -687,7 +697,7 @@ def _fate(words: list[Word], at: int, clause: list[Word]) -> tuple[list[Word], i
         return None
     return [*never, words[at]], at + 1
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #adcc2a96
+# %% ../../nbs/retrieval/07d_clauses.ipynb #be9571a1
 class _Cutter:
     "The state of the pass."
 
@@ -758,7 +768,7 @@ class _Cutter:
                 self.held = None
         self.link = "later"
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #6128223c
+# %% ../../nbs/retrieval/07d_clauses.ipynb #5df80d5b
 def _cleft_end(cut: _Cutter) -> bool:
     words, at = cut.words, cut.at
     if cut.cleft and cut.leading and words[at].low == "that" and cut.clause and subject_at(words, at + 1):
@@ -815,6 +825,8 @@ def _forward(cut: _Cutter, end: int, marks: int, seen: set[str]) -> tuple[str, i
     mine, who, said = side_at(clause, 0), subject_at(words, end), inside_speech(clause)
     if cut.leading and "," in seen:
         return "lead", end, same
+    if starts(words, end, ("such", "as")):
+        return "", end, same
     if marks > end and (low not in ("second", "third", "next", "now", "directly") or "," in seen):
         return "later", end, same
     if seen & {"and", ".", ";"} and (found := _phrase(words, end, clause)) and found[1] in ("after", "afternext", "before"):
@@ -827,6 +839,8 @@ def _forward(cut: _Cutter, end: int, marks: int, seen: set[str]) -> tuple[str, i
         return ("with" if words[who.end].low in ("who", "that") and "and" in seen else "and"), end, same
     if "," in seen and low in ("which", "who", "whom") and subject_at(words, end + 1):
         return "later", end + 1, same
+    if "," in seen and low in PREPOSITIONS and starts(words, end + 1, ("whom",)) and subject_at(words, end + 2):
+        return "later", end + 2, same  # "a hostile user, to whom the bot is kind"
     if "but" in seen and _closes(words, end):
         if cut_out(clause, FIRST) is not None or any(word.low in ("first", "initially") for word in clause):
             return "later", end, True
@@ -855,7 +869,7 @@ def _forward(cut: _Cutter, end: int, marks: int, seen: set[str]) -> tuple[str, i
         return "same", end, True
     return "", end, same
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #b2117008
+# %% ../../nbs/retrieval/07d_clauses.ipynb #6c0ae7f6
 def _ordering(cut: _Cutter) -> bool:
     words, clause = cut.words, cut.clause
     if not (found := _phrase(words, cut.at, clause)):
@@ -924,7 +938,7 @@ def _then(cut: _Cutter) -> bool:
     cut.close()
     return cut.go(at + 1, cut.speaker if same else cut.clause)
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #e4373a63
+# %% ../../nbs/retrieval/07d_clauses.ipynb #afd07f21
 def _ban(cut: _Cutter) -> bool:
     words, size, at, clause = cut.words, cut.size, cut.at, cut.clause
     low = words[at].low
@@ -935,6 +949,11 @@ def _ban(cut: _Cutter) -> bool:
         and any(word.low in VERBS for word in clause)
     )
     if instead or low == "without" and _without(words, at, clause):
+        ends = low == "without" and len(clause) > 2 and clause[-1].low in END and clause[-2].low in SEPARATORS
+        if ends:  # "opens with a joke and ends without one"
+            clause.pop()
+            cut.close()
+            return cut.go(at + 1, _AT_THE_END, "never")
         cut.close()
         return cut.go(at + 1 + instead, cut.speaker if words[at + 1 + instead].low.endswith("ing") else [], "never")
     if clause and starts(words, at, ("with", "no")) and at + 2 < size and words[at + 2].low in EVENTS:
@@ -969,6 +988,7 @@ def _relative(cut: _Cutter) -> bool:
     return False
 
 
+_AT_THE_END = [Word(word, word, True) for word in ("at", "the", "end")]
 _BIDDING = word_set("request suggestion insistence prompting command invitation")
 
 
@@ -991,6 +1011,7 @@ def _no_comma(cut: _Cutter) -> bool:
     if (
         cut.leading
         and len(clause) > 1
+        and words[at].low != "of"
         and clause[-1].low not in NOT_ADJECTIVE - {"it", "them"}
         and (who := subject_at(words, at))
         and (clause[-1].low not in VERBS or words[at].low in DETERMINERS and acts_at(words, who.end))
@@ -1000,7 +1021,7 @@ def _no_comma(cut: _Cutter) -> bool:
         return cut.go(at, cut.clause)
     return False
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #1512a893
+# %% ../../nbs/retrieval/07d_clauses.ipynb #ad67d130
 _RULES = (
     _cleft_end, _separator, _ordering, _who_then, _bare_side, _then, _ban, _relative, _at_request, _no_comma,
 )

@@ -5,23 +5,23 @@
 # %% auto #0
 __all__ = ['OTHER', 'parse_query']
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #9d21c6f5
+# %% ../../nbs/retrieval/08_grammar.ipynb #f9e6837c
 import re
 from dataclasses import dataclass
 
 from ..core.config import CdrError
 from cdr_lib.retrieval.clauses import (
-    AT_ONCE, BEGIN, END, FIRST, FROM_TO, LAST, MIDDLE, done_by, SEPARATORS, Step, TALKS, THEN, TURNS, cut_out, find_frame, starts,
-    to_clauses, which_phrase,
+    AT_ONCE, BEGIN, END, FIRST, FROM_TO, LAST, MIDDLE, SEPARATORS, TALKS, THEN, TURNS, Step, cut_out, done_by,
+    find_frame, starts, to_clauses, which_phrase,
 )
 from cdr_lib.retrieval.lexicon import (
-    ADVERBS, ALSO_NOUNS, ASSISTANT, BE, DETERMINERS, DO, DONE_TO, EDGE, FATES, FEELINGS, HAVE, LINKING, MANNERS, MODAL, NOT_ADJECTIVE,
-    POSSESSIVES, PREPOSITIONS, RECEIVED, Side, TIMES_OF_DAY, USER, USER_NOUNS, VERBS, Word, inflected, inside_speech, phrase_list,
-    side_at, subject_at, to_text, to_words, word_set,
+    ADVERBS, ALSO_NOUNS, ASSISTANT, BE, DETERMINERS, DO, DONE_TO, EDGE, FATES, FEELINGS, HAVE, LINKING, MANNERS,
+    MODAL, NOT_ADJECTIVE, POSSESSIVES, PREPOSITIONS, RECEIVED, TIMES_OF_DAY, USER, USER_NOUNS, VERBS, Side, Word,
+    inflected, inside_speech, phrase_list, side_at, subject_at, to_text, to_words, word_set,
 )
 from .script import ROLES, Part, Script
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #6ec6c75a
+# %% ../../nbs/retrieval/08_grammar.ipynb #535465a0
 _NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _OFTEN = dict.fromkeys(
     phrase_list("""
@@ -51,6 +51,8 @@ _LATER = re.compile(
     r"(?:later on|further on|in the end|at last|later|in the long run|after all)(?: in the (?:same )?(?:conversation|chat|"
     r"session|dialogue|talk|exchange|discussion))?$"
 )
+_AFTERWARDS = word_set("finally eventually ultimately later then subsequently afterwards")
+_STAYS = word_set("only always often just even already still")
 _THERE_IS = phrase_list("there is | there are")
 _AFTER_FIRST = DETERMINERS | USER | ASSISTANT | set(VERBS) | {","}
 _AT_FIRST = phrase_list("""
@@ -66,12 +68,15 @@ _NEVER_VERBS = frozenset(
 """.split()
     for form in inflected(base)
 )
-_ASKING = word_set("ask asks asking complain complains complaining request requests requesting thank thanks thanking")
+_ASKING = word_set("""
+    ask asks asking complain complains complaining request requests requesting thank thanks thanking wants needs seeks
+    seeking prefers
+""")
 _WANTED = word_set("requested wanted needed desired ordered")  # by whom, if nobody is named: the user
 OTHER = {"user": "assistant", "assistant": "user"}
 _STRIP = LINKING | word_set("and but or so yet that , : ; . - – — | & also both")
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #cdc5beda
+# %% ../../nbs/retrieval/08_grammar.ipynb #2b706f19
 @dataclass
 class _Said:
     "What the small words of a clause say."
@@ -97,12 +102,29 @@ def _take_number(words: list[Word], said: _Said) -> list[Word]:
     "Take the first phrase that says how often, unless it is inside of what is said."
     for at, word in enumerate(words):
         for phrase in _OFTEN_FIRST.get(word.low, ()):
-            if starts(words, at, phrase) and not inside_speech(words[:at]) and all(word.low != "being" for word in words[:at]):
+            last = at and words[at - 1].low == "," and at + len(phrase) == len(words)
+            inside = inside_speech(words[:at]) or any(word.low == "being" for word in words[:at])
+            if starts(words, at, phrase) and (last or not inside):
                 said.times = _OFTEN[phrase]
                 return words[:at] + words[at + len(phrase) :]
     return words
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #afbf9f7c
+# %% ../../nbs/retrieval/08_grammar.ipynb #33aa45ab
+_FIRST_ONE, _LAST_ONE = word_set("first opening initial"), word_set("last final closing")
+_ONE_MESSAGE = word_set("message messages turn turns reply utterance line post")
+
+
+def _place_of(words: list[Word]) -> int:
+    "Length of *the very first message is*, or 0."
+    at = 0
+    while at < len(words) and words[at].low in ("the", "very"):
+        at += 1
+    low = [word.low for word in words[at : at + 3]]
+    if len(low) < 3 or low[0] not in _FIRST_ONE | _LAST_ONE or low[1] not in _ONE_MESSAGE:
+        return 0
+    return at + 3 if low[2] in BE or low[2] in ("contains", "contain", "expresses", "express", "brings") else 0
+
+
 def _fate_of(words: list[Word]) -> int:
     "Where *is rejected* begins in *suggestion is rejected*, or 0; by whom is for `_Reader.passive`."
     for at in range(1, min(len(words) - 1, 5)):
@@ -296,11 +318,11 @@ class _Reader:
                 rest[0].low in LINKING
                 and rest[1:2]
                 and rest[1].low != "of"
-                and rest[0].low not in ("only", "always", "often", "just", "even", "already", "still")
+                and (rest[0].low not in _STAYS or rest[1].low in _AFTERWARDS)
             )
         ):
             if (
-                rest[0].low in ("finally", "eventually", "ultimately", "later", "then", "subsequently")
+                rest[0].low in _AFTERWARDS
                 and self.parts
                 and not fields["never"]
             ):
@@ -315,8 +337,12 @@ class _Reader:
         rest, role = self.verb(rest, role, fields, kept)
         if not role and fields["place"] and (other := side_at(rest, 0)) and (other.kept or other.end < len(rest)):
             role, rest = other.role, [*other.kept, *rest[other.end :]]
-        if not role and who is None or who is not None and who.owner is False and not role:
+        if not role and (who is None or not who.owner):
             rest, role = self.nominal(rest, role, who)
+        if who is None and not self.parts and (fate := _fate_of(rest)) and rest[fate - 1].low in USER_NOUNS - FEELINGS:
+            self.add(rest[:fate], role=role, **fields)  # "a question is answered with anger"
+            self.add(rest[fate + 1 :], role=OTHER.get(role, ""), after="later")
+            return
         rest, role = self.passive(rest, role, words if who is not None else None, who, bare)
         while rest and rest[0].low in ("is", "are", "was", "were") and len(rest) > 1 and kept:
             rest = rest[1:]
@@ -388,6 +414,9 @@ class _Reader:
 
     def verb(self, rest: list[Word], role: str, fields: dict, kept: list[Word]) -> tuple[list[Word], str]:
         "Verbs that say where and how often something happens, and not what."
+        if (length := _place_of(rest)) and length < len(rest):  # "the first message is an apology"
+            fields["place"] = "first" if any(word.low in _FIRST_ONE for word in rest[:length]) else "last"
+            rest = rest[length:]
         low = [word.low for word in rest]
         if low[0] in ("keeps", "keep", "kept", "keeping") and len(low) > 1 and (low[1].endswith("ing") or low[1] == "on"):
             fields["times"] = max(fields["times"], 2)
@@ -573,7 +602,7 @@ class _Reader:
                 return
         self.add(words, role=role, **fields)
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #208b4360
+# %% ../../nbs/retrieval/08_grammar.ipynb #bbfed177
 _LONGEST, _MOST = 3000, 400  # characters, words
 
 

@@ -4,17 +4,17 @@
 
 # %% auto #0
 __all__ = ['EDGE', 'VERBS', 'BE', 'MODAL', 'DO', 'HAVE', 'ALSO_NOUNS', 'USER', 'ASSISTANT', 'DETERMINERS', 'POSSESSIVES',
-           'PREPOSITIONS', 'NOT_ADJECTIVE', 'MANNERS_OF', 'LINKING', 'ADVERBS', 'MANNERS', 'SPEECH', 'FEELINGS',
+           'PREPOSITIONS', 'NOT_ADJECTIVE', 'MANNER_ADVERBS', 'LINKING', 'ADVERBS', 'MANNERS', 'SPEECH', 'FEELINGS',
            'USER_NOUNS', 'DONE_TO', 'REACTIONS', 'FATES', 'RECEIVED', 'EVENT', 'EVENTS', 'TIMES_OF_DAY', 'Word',
            'to_words', 'to_text', 'inflected', 'word_set', 'phrase_list', 'Side', 'side_at', 'subject_at', 'acts_at',
            'inside_speech', 'is_nominal']
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #019f6746
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #f787b69b
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #7cd6f6bc
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #ab26c49a
 class Word(NamedTuple):
     low: str  # as it is compared
     text: str  # as it was written
@@ -38,7 +38,8 @@ def _slips(word: str) -> set[str]:
     "The word with two letters swapped, and a long one with a letter missing or doubled."
     found = {word[:i] + word[i + 1] + word[i] + word[i + 2 :] for i in range(len(word) - 1)}
     if len(word) > 5:
-        found |= {word[:i] + word[i + 1 :] for i in range(len(word))} | {word[:i] + word[i:i + 1] + word[i:] for i in range(len(word))}
+        for i, letter in enumerate(word):
+            found |= {word[:i] + word[i + 1 :], word[:i] + letter + word[i:]}
     return found
 
 
@@ -68,93 +69,106 @@ def to_text(words: Iterable[Word]) -> str:
         words.pop()
     return "".join(" " * (word.space and number > 0) + word.text for number, word in enumerate(words))
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #553e8069
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #a0bdbb3b
 _BASE = """
-    abandon accept accuse ache acknowledge act adapt add admit adopt advise agree allow announce answer apologise
-    apologize appear apply appreciate approve argue arrange arrive ask assert assess assist assume attack attempt
-    avoid bargain base be become beg begin believe belittle blame block boast book break bring build buy calculate
-    call calm cancel carry cast catch change charge chat cheat check cheer choose cite claim clarify close come
-    comfort comment compare complain complete compliment comply conclude confess confirm confuse congratulate consent
-    consider contact continue contradict convince copy correct cover create criticise criticize cry curse cut deal
-    decide decline deflect delete demand deny depend describe deserve detect dictate digress disagree disclose
-    discover discuss dislike dismiss dispute divert dodge double doubt draft drift drop echo edit elaborate encourage
-    end endorse enquire enter escalate estimate evade exaggerate exceed exchange exclaim excuse expect explain explore
-    express extend fail fall falter feel fetch fight file fill find finish fix flatter flirt follow forbid forget give
-    go greet grow guess guide haggle hallucinate handle hang hear help hesitate hide highlight hint hold hurry ignore
-    imitate imply improve include inform inquire insert insist inspect instruct insult interrupt introduce invent
-    invite joke judge justify keep know lack laugh lay learn leave lecture lie like list listen look lose love lower
-    make manipulate mention misread mistake misunderstand mock move name need negotiate note notice object offer omit
-    open order overlook paste patronise patronize pay persist persuade pick plan play plead point postpone praise
-    prefer prepare present press pretend probe proceed produce promise prompt propose protest prove provide provoke
-    purchase push put question quit quote raise ramble rant reach read rearrange reassure recall receive recognise
-    recognize recommend reconsider refer reflect reformulate refund refuse refute regain reject relax relent remain
-    remark remember remind remove rent reorder repair repeat rephrase replace reply report request require reserve
-    resist resolve resort respond restart restate resume retract retreat retry return reveal revert revise revoke
-    rewrite ridicule rush save say scold search see seek seem select sell send set settle share shift shorten shout
-    show sigh sign signal sing slip smile solve sound speak specify spell start state stay steal stick stop stumble
-    submit suggest sum summarise summarize supply support suspect swap swear switch sympathise sympathize take talk
-    teach tease tell test thank think threaten throw tire transfer translate treat trick trust try turn understand
-    achieve adjust afford alert align amuse analyse analyze assure attach attract await bargain beat bend bet bite
-    blackmail blow bother bully celebrate chase chuckle circle clean climb coax collect combine commit compile compute
-    concede conduct connect construct consult contribute convert count crash deceive declare defend define delay delegate
-    deliver demonstrate derail design determine develop diagnose differ disable disappear disappoint disconnect
-    discourage disobey disregard distract distrust donate downplay drive earn eat embarrass embrace emerge emphasise
-    emphasize enable engage enjoy ensure entertain err establish evaluate examine execute expand experiment expose
-    fabricate flag flip force forgive format forward fulfil gain gather generate ghost gossip grant grieve grumble
-    guarantee hand hate hire illustrate imagine impersonate implement impress increase indicate infer influence initiate
-    install intend interpret intervene investigate involve irritate jump label lag leak lend let link load locate lock
-    maintain manage mark match mediate memorise memorize mislead mix modify monitor motivate narrate nod nudge obey
-    observe obtain occur offend operate outline owe pass pause perform pitch pose post practise predict prevent print
-    process pronounce protect publish pull pursue quarrel rank rate rebook recite recover redirect reduce regret relate
-    rely reminisce reproduce research respect retell reward rhyme role-play roleplay run scare schedule scream separate
-    serve skip snap sob sort spam speculate spend split spot stall stand store strike struggle study substitute succeed
-    suffer surprise survive suspend tackle tend tolerate touch track trade transcribe travel trigger type unsubscribe
-    upload utter validate vary violate volunteer vow wander whine whisper worsen
-    undo update upgrade urge use vanish vent verify visit voice vote wait waive walk want warn waste watch waver weigh
-    welcome win wish withdraw withhold wonder work worry wrap write yell yield
+    abandon accept accuse ache achieve acknowledge act adapt add adjust admit adopt advise afford agree alert align
+    allow amuse analyse analyze announce answer apologise apologize appear apply appreciate approve argue arrange
+    arrive ask assert assess assist assume assure attach attack attempt attract avoid await bargain base be beat
+    become beg begin believe belittle bend bet bite blackmail blame block blow boast book bother break bring build
+    bully buy calculate call calm cancel carry cast catch celebrate change charge chase chat cheat check cheer
+    choose chuckle circle cite claim clarify clean climb close coax collect combine come comfort comment commit
+    compare compile complain complete compliment comply compute concede conclude conduct confess confirm confuse
+    congratulate connect consent consider construct consult contact continue contradict contribute convert convince
+    copy correct count cover crash create criticise criticize cry curse cut deal deceive decide declare decline
+    defend define deflect delay delegate delete deliver demand demonstrate deny depend derail describe deserve
+    design detect determine develop diagnose dictate differ digress disable disagree disappear disappoint disclose
+    disconnect discourage discover discuss dislike dismiss disobey dispute disregard distract distrust divert dodge
+    donate double doubt downplay draft drift drive drop earn eat echo edit elaborate embarrass embrace emerge
+    emphasise emphasize enable encourage end endorse engage enjoy enquire ensure enter entertain err escalate
+    establish estimate evade evaluate exaggerate examine exceed exchange exclaim excuse execute expand expect
+    experiment explain explore expose express extend fabricate fail fall falter feel fetch fight file fill find
+    finish fix flag flatter flip flirt follow forbid force forget forgive format forward fulfil gain gather generate
+    ghost give go gossip grant greet grieve grow grumble guarantee guess guide haggle hallucinate hand handle hang
+    hate hear help hesitate hide highlight hint hire hold hurry ignore illustrate imagine imitate impersonate
+    implement imply impress improve include increase indicate infer influence inform initiate inquire insert insist
+    inspect install instruct insult intend interpret interrupt intervene introduce invent investigate invite involve
+    irritate joke judge jump justify keep know label lack lag laugh lay leak learn leave lecture lend let lie like
+    link list listen load locate lock look lose love lower maintain make manage manipulate mark match mediate
+    memorise memorize mention mislead misread mistake misunderstand mix mock modify monitor motivate move name
+    narrate need negotiate nod note notice nudge obey object observe obtain occur offend offer omit open operate
+    order outline overlook owe pass paste patronise patronize pause pay perform persist persuade pick pitch plan
+    play plead point pose post postpone practise praise predict prefer prepare present press pretend prevent print
+    probe proceed process produce promise prompt pronounce propose protect protest prove provide provoke publish
+    pull purchase pursue push put quarrel question quit quote raise ramble rank rant rate reach read rearrange
+    reassure rebook recall receive recite recognise recognize recommend reconsider recover redirect reduce refer
+    reflect reformulate refund refuse refute regain regret reject relate relax relent rely remain remark remember
+    remind reminisce remove rent reorder repair repeat rephrase replace reply report reproduce request require
+    research reserve resist resolve resort respect respond restart restate resume retell retract retreat retry
+    return reveal revert revise revoke reward rewrite rhyme ridicule role-play roleplay run rush save say scare
+    schedule scold scream search see seek seem select sell send separate serve set settle share shift shorten shout
+    show sigh sign signal sing skip slip smile snap sob solve sort sound spam speak specify speculate spell spend
+    split spot stall stand start state stay steal stick stop store strike struggle study stumble submit substitute
+    succeed suffer suggest sum summarise summarize supply support surprise survive suspect suspend swap swear switch
+    sympathise sympathize tackle take talk teach tease tell tend test thank think threaten throw tire tolerate touch
+    track trade transcribe transfer translate travel treat trick trigger trust try turn type understand undo
+    unsubscribe update upgrade upload urge use utter validate vanish vary vent verify violate visit voice volunteer
+    vote vow wait waive walk wander want warn waste watch waver weigh welcome whine whisper win wish withdraw
+    withhold wonder work worry worsen wrap write yell yield
 """
 _IRREGULAR = {
+    "beat": "beat beaten",
     "become": "became",
-    "come": "came",
-    "put": "put",
-    "hold": "held",
-    "catch": "caught",
-    "win": "won",
-    "sing": "sang sung",
     "begin": "began begun",
+    "bend": "bent",
+    "bet": "bet",
+    "bite": "bit bitten",
+    "blow": "blew blown",
     "break": "broke broken",
     "bring": "brought",
     "build": "built",
     "buy": "bought",
     "cast": "cast",
+    "catch": "caught",
     "choose": "chose chosen",
+    "come": "came",
     "cut": "cut",
     "deal": "dealt",
+    "drive": "drove driven",
+    "eat": "ate eaten",
     "fall": "fell fallen",
     "feel": "felt",
     "fight": "fought",
     "find": "found",
     "forbid": "forbade forbidden",
     "forget": "forgot forgotten",
+    "forgive": "forgave forgiven",
     "give": "gave given",
     "go": "went gone",
     "grow": "grew grown",
     "hang": "hung",
     "hear": "heard",
     "hide": "hid hidden",
+    "hold": "held",
     "keep": "kept",
     "know": "knew known",
     "lay": "laid",
     "leave": "left",
+    "lend": "lent",
+    "let": "let",
     "lose": "lost",
     "make": "made",
+    "meet": "met",
+    "mislead": "misled",
     "misread": "misread",
-    "misunderstand": "misunderstood",
     "mistake": "mistook mistaken",
+    "misunderstand": "misunderstood",
     "pay": "paid",
+    "put": "put",
     "quit": "quit",
     "read": "read",
+    "retell": "retold",
     "rewrite": "rewrote rewritten",
+    "run": "ran run",
     "say": "said",
     "see": "saw seen",
     "seek": "sought",
@@ -162,48 +176,35 @@ _IRREGULAR = {
     "send": "sent",
     "set": "set",
     "show": "shown",
+    "sing": "sang sung",
     "speak": "spoke spoken",
-    "steal": "stole stolen",
-    "stick": "stuck",
-    "swear": "swore sworn",
-    "take": "took taken",
-    "teach": "taught",
-    "beat": "beat beaten",
-    "bend": "bent",
-    "bet": "bet",
-    "bite": "bit bitten",
-    "blow": "blew blown",
-    "drive": "drove driven",
-    "eat": "ate eaten",
-    "forgive": "forgave forgiven",
-    "lend": "lent",
-    "let": "let",
-    "mislead": "misled",
-    "retell": "retold",
-    "run": "ran run",
     "spend": "spent",
     "split": "split",
     "stand": "stood",
+    "steal": "stole stolen",
+    "stick": "stuck",
     "strike": "struck",
-    "meet": "met",
+    "swear": "swore sworn",
+    "take": "took taken",
+    "teach": "taught",
     "tell": "told",
     "think": "thought",
     "throw": "threw thrown",
     "understand": "understood",
     "undo": "undid undone",
+    "win": "won",
     "withdraw": "withdrew withdrawn",
     "withhold": "withheld",
     "write": "wrote written",
 }
 _DOUBLED = frozenset(
     """
-    bet grin nod skip snap sob spam spot run split commit flag flip lag
-    admit beg begin chat cut drop forbid forget hang hurry let omit plan quit refer set stop submit swap transfer
-    permit
+    admit beg begin bet chat commit cut drop flag flip forbid forget grin hang hurry lag let nod omit permit plan
+    quit refer run set skip snap sob spam split spot stop submit swap transfer
 """.split()
 ) - {"hurry"}
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #b1bf764e
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #d4f1aceb
 def inflected(base: str) -> dict[str, str]:
     "Forms of a verb and which they are: base, s, ing or past."
     vowel_y = base.endswith("y") and base[-2] not in "aeiou"
@@ -247,22 +248,22 @@ for _form in ("was", "were", "had", "got", "did", "didn't", "wasn't", "weren't",
 # Also nouns: after "and" they begin a new act only where something follows that a verb has and a noun has not.
 ALSO_NOUNS = frozenset(
     """
-    act aim answer approach attempt base book break call change charge chat check claim close comment complaint
-    compliment contact copy cover cut deal demand doubt draft drop end estimate exchange excuse feel fight file finish
-    fix guess guide help hint insult joke judge lack laugh like list look love mistake move name need note notice
-    object offer open order pay pick plan play point praise present press promise prompt protest question quote refund
-    remark repair reply report request reserve return review rush search set share shift show sign signal sound start
-    state stop supply support swear switch talk test thank threat transfer treat trust try turn update upgrade use
-    visit voice wait walk watch welcome wish work worry alert bet bite blow chase chuckle circle count crash delay design
-    drive experiment flag force format gain gossip grant guarantee hand hire increase influence jump label leak link load lock
-    mark match outline pass pause pitch post print process quarrel rank rate regret research respect reward rhyme
-    role-play roleplay run schedule scream spam split stall stand store strike struggle study substitute surprise touch
-    track trade travel trigger type upload volunteer whisper
+    act aim alert answer approach attempt base bet bite blow book break call change charge chase chat check chuckle
+    circle claim close comment complaint compliment contact copy count cover crash cut deal delay demand design
+    doubt draft drive drop end estimate exchange excuse experiment feel fight file finish fix flag force format gain
+    gossip grant guarantee guess guide hand help hint hire increase influence insult joke judge jump label lack
+    laugh leak like link list load lock look love mark match mistake move name need note notice object offer open
+    order outline pass pause pay pick pitch plan play point post praise present press print process promise prompt
+    protest quarrel question quote rank rate refund regret remark repair reply report request research reserve
+    respect return review reward rhyme role-play roleplay run rush schedule scream search set share shift show sign
+    signal sound spam split stall stand start state stop store strike struggle study substitute supply support
+    surprise swear switch talk test thank threat touch track trade transfer travel treat trigger trust try turn type
+    update upgrade upload use visit voice volunteer wait walk watch welcome whisper wish work worry
 """.split()
 )
 ALSO_NOUNS = frozenset(form for base in ALSO_NOUNS for form, kind in inflected(base).items() if kind in ("base", "s"))
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #491bded1
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #257030bb
 def word_set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
@@ -355,7 +356,7 @@ NOT_ADJECTIVE = (
     because so only also there here i you he she they it we help
 """)
 )
-MANNERS_OF = word_set("""
+MANNER_ADVERBS = word_set("""
     quickly slowly gradually suddenly openly politely angrily briefly explicitly clearly silently calmly rudely wrongly
     mistakenly falsely happily reluctantly correctly successfully deliberately accidentally unexpectedly sincerely
     warmly bluntly firmly kindly patiently sarcastically abruptly carefully spontaneously completely nearly almost
@@ -366,11 +367,11 @@ LINKING = word_set("""
     simply really even only repeatedly constantly continually persistently frequently thus hence merely further
     instead nevertheless nonetheless lastly secondly thirdly ever
 """)
-ADVERBS = LINKING | MANNERS_OF  # only what links may be left out of a text
+ADVERBS = LINKING | MANNER_ADVERBS  # only what links may be left out of a text
 
 
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #9260ff95
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #3ee4e9be
 class Side(NamedTuple):
     role: str
     kept: list[Word]  # what is said about them, such as "angry"
@@ -432,7 +433,8 @@ def side_at(words: list[Word], at: int) -> Side | None:
                 return None
             if noun in _KINDS and (plural or marked) and words[first].low != "the":
                 kept = [*kept, words[at]]
-            return Side("" if role == "any" else role, kept, end, owner)
+            two = noun == "people" and words[first].low in ("two", "both")
+            return Side("" if role == "any" or two else role, kept, end, owner)
         low = words[at].low
         if low in ("but", "and", ",") and kept and marked and words[first].low in ("a", "an", "the"):
             kept.append(words[at])
@@ -444,7 +446,7 @@ def side_at(words: list[Word], at: int) -> Side | None:
         at += 1
     return None
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #562b839f
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #4e7302b8
 def _verbish(words: list[Word], at: int) -> bool:
     "Whether what stands at a place can go on after a subject."
     return at < len(words) and words[at].low not in (PREPOSITIONS - {"like"}) | {
@@ -500,7 +502,7 @@ def acts_at(words: list[Word], at: int) -> bool:
         or words[at].low in (":", "who", "not", "never", "keeps", "keep")
     )
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #976aca19
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #dcaf274f
 SPEECH = word_set("""
     that whether if how why what because where who which since as
 """)
@@ -527,7 +529,7 @@ def is_nominal(words: list[Word]) -> bool:
         and not any(word.low in BE or word.low in MODAL or word.low in DO for word in words)
     )
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #c33aa59b
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #8738474a
 FEELINGS = word_set("""
     angry anger annoyed annoyance anxious anxiety frustrated frustration furious fury irritated irritation worried
     worry worries afraid fear fears scared nervous nervousness upset sad sadness unhappy disappointed disappointment
