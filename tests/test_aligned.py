@@ -3,6 +3,7 @@ import subprocess
 import sys
 from itertools import product
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from cdr_lib.core.config import CdrError
 from cdr_lib.core.conversation import Conversation
 from cdr_lib.core.encoders import HashEncoder
 from cdr_lib.core.store import Store
+from cdr_lib.retrieval import alignment
 from cdr_lib.retrieval.aligned import Blend, aligned_search, explain, prepare, rerank_parts, show_hits
 from cdr_lib.retrieval.alignment import Costs, Scale, Side, View, align_one, aligned_topk, similarity_scale
 from cdr_lib.retrieval.script import Part, Script
@@ -134,10 +136,11 @@ def world(rng, n=25, dim=8, longest=9, zeros=False):
     return lengths, owner, vectors, np.array(rng.choice(ROLES, len(owner), p=[0.4, 0.4, 0.1, 0.1]), dtype=object), whole
 
 
+@pytest.mark.parametrize("long", [512, 0])  # messages from which a conversation is aligned link by link
 @settings(max_examples=60, deadline=None)
 @given(st.lists(scripts(), min_size=1, max_size=6), st.integers(0, 2**32 - 1), st.sampled_from([1, 3, 100]), st.booleans(),
        st.booleans(), st.sampled_from(["512MiB", "1KiB", 20_000]), st.booleans())
-def test_all_conversations_as_each_alone(asked, seed, k, by_role, in_order, memory, given_scores):
+def test_all_conversations_as_each_alone(long, asked, seed, k, by_role, in_order, memory, given_scores):
     rng = np.random.default_rng(seed)
     lengths, owner, vectors, who, whole = world(rng, zeros=True)
     parts = unit(rng.normal(size=(sum(len(script.parts) for script in asked), 8)))
@@ -151,7 +154,8 @@ def test_all_conversations_as_each_alone(asked, seed, k, by_role, in_order, memo
         turns, rows = Side(None, owner), sparse.csr_array(parts @ vectors.T)
         views[0] = View(0.3, sparse.csr_array(queries @ vectors.T), turns)
         session = sparse.csr_array(parts @ whole.T), Side(None, np.arange(len(lengths)))
-    hits = aligned_topk(asked, rows, turns, who, ids, views, session, SCALE, costs, k, memory)
+    with patch.object(alignment, "_LONG", long):
+        hits = aligned_topk(asked, rows, turns, who, ids, views, session, SCALE, costs, k, memory)
     at = 0
     for row, script in enumerate(asked):
         mine = parts[at:at + len(script.parts)].astype(float)
@@ -440,7 +444,7 @@ def test_a_conversation_of_2000_messages_among_short_ones():
     script = Script.parse("user x2: a\nlater assistant: b\nnext user: c\nlater never user: d\nlater change last user: e")
     parts = unit(rng.normal(size=(5, 8)))
     ids = [f"c{n:02}" for n in range(len(lengths))]
-    for memory in ("512MiB", "64KiB"):
+    for memory in ("512MiB", "64KiB"):  # link by link, or step by step
         hits = aligned_topk([script], parts, Side(vectors, owner), roles, ids, scale=SCALE, max_memory=memory)
         for c in range(5):
             own = owner == c

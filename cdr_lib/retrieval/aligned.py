@@ -27,6 +27,7 @@ from .late import embed_late
 from .run import Run
 from .script import Script
 from .segment import Units, segment
+from .voice import voiced
 
 # %% ../../nbs/retrieval/12_aligned.ipynb #21a31bda
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Blend:
     topic: float = 0.3  # of the whole query's vector in that of a part
     window: float = 0.25  # of the best window
     session: float = 0.15  # of the whole conversation
+    voice: float = 1.5  # of what a speaker says to play a part, in its vector; see `voiced`
 
     def __post_init__(self):
         for name in (part.name for part in fields(self)):
@@ -72,9 +74,12 @@ def _dense(scripts: Sequence[Script], units: Mapping[str, Units], blend: Blend, 
         in_context = embed_late(encoder, {"turn": units["turn"]}, store, batch_size, progress)["turn"]
         vectors["turn"] = unit_vectors(vectors["turn"] + in_context, units["turn"].texts, encoder.name)
     asks = [script.plain if script.plain.strip() else script.query for script in scripts]
-    texts = asks + [part.text for script in scripts for part in script.parts]
+    wanted = [part for script in scripts for part in script.parts]
+    says = {row: said for row, part in enumerate(wanted) if blend.voice and (said := voiced(part))}
+    texts = asks + [part.text for part in wanted] + list(says.values())
     every = embed(encoder, texts, "query", rendering, store, batch_size, progress)
-    queries, parts = every[:len(asks)], every[len(asks):]
+    queries, parts, voices = np.split(every, np.cumsum([len(asks), len(wanted)]))
+    parts[list(says)] += blend.voice * voices
     owner = np.repeat(np.arange(len(scripts)), [len(script.parts) for script in scripts])
     parts = parts + blend.topic * _stands_in_topic(scripts)[:, None] * queries[owner]
     lengths = np.linalg.norm(parts, axis=1, keepdims=True)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Rows', 'Scale', 'similarity_scale', 'Costs', 'Alignment', 'align_one', 'Side', 'View', 'aligned_topk']
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #45012d87
+# %% ../../nbs/retrieval/11_alignment.ipynb #a11bf41c
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
@@ -20,7 +20,7 @@ from .dense import parse_bytes
 from .run import Hits, first_units, id_places, ranking
 from .script import Part, Script
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #275a4c95
+# %% ../../nbs/retrieval/11_alignment.ipynb #bcd2ce56
 _SAMPLE = 4096  # messages: enough for two digits, and cheap
 
 
@@ -44,7 +44,7 @@ def similarity_scale(
     square = float(((some.T @ some / len(some)) ** 2).sum())
     return Scale(level, max(0.0, square - level**2) ** 0.5)
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #9dfea821
+# %% ../../nbs/retrieval/11_alignment.ipynb #37d5f72c
 @dataclass(frozen=True)
 class Costs:
     "What deviations from a script cost. Those of skip, gap and place are in spreads, see `similarity_scale`."
@@ -66,7 +66,7 @@ class Costs:
             elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
                 raise CdrError(f"costs: {field.name}={value!r} must be a finite number of at least 0")
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #ef1bc62d
+# %% ../../nbs/retrieval/11_alignment.ipynb #85778abe
 _MOST = 8  # messages that one part can ask for: more say no more
 
 
@@ -119,7 +119,7 @@ def _plan(script: Script, costs: Costs) -> _Plan:
 def _looks(script: Script, costs: Costs) -> _Looks:
     return tuple((part.role if costs.roles and part.scope == "turn" else "", part.place) for part in script.parts)
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #210a7751
+# %% ../../nbs/retrieval/11_alignment.ipynb #3594f662
 class Alignment(NamedTuple):
     "The best way to play a script in one conversation."
 
@@ -200,7 +200,7 @@ def align_one(
         total += -costs.never * max(0.0, value_of - scale.level) if is_forbidden else value_of
     return Alignment(total / max(1, plan.played), tuple(sorted(messages)), tuple(forbidden))
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #25404305
+# %% ../../nbs/retrieval/11_alignment.ipynb #7257a844
 class _Stack:
     "Units of some conversations by position: at each, the conversations that reach it, longest first."
 
@@ -225,7 +225,7 @@ class _Stack:
             stop = start
         return found
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #03039c5b
+# %% ../../nbs/retrieval/11_alignment.ipynb #553de4f6
 class _Group(NamedTuple):
     "Scripts whose chains are alike."
 
@@ -345,20 +345,71 @@ def _align(block: _Block, stack: _Stack, products: dict[str, Callable], whole: A
                             torch.maximum(most[:, :n], here[rows[number]], out=most[:, :n])
                 for number, most in zip(group.plan.never, nevers):
                     torch.maximum(most[:, :n], here[rows[number]], out=most[:, :n])
-    scores = torch.zeros((len(block.queries), size), device=device)
-    for group, chains, nevers in states:
-        total = torch.zeros((len(group.queries), size), device=device)
-        for _, best, _, _ in chains:
-            total += best[0]
+    totals = []
+    for _, chains, nevers in states:
+        total = sum(best[0] for _, best, _, _ in chains) if chains else torch.zeros((1, size), device=device)
         for most in nevers:
-            total -= costs.never * (most - scale.level)
+            total = total - costs.never * (most - scale.level)
+        totals.append(total)
+    return _means(block, totals, whole, scale, costs)
+
+
+def _means(block: _Block, totals: Sequence[Any], whole: Any, scale: Scale, costs: Costs) -> Any:
+    "What the chains of each group earn, with the parts about whole conversations, as means over the parts that count."
+    import torch
+
+    scores = torch.empty((len(block.queries), totals[0].shape[1]), device=totals[0].device)
+    for group, total in zip(block.groups, totals):
         for number, forbidden in group.plan.session:
             near = whole[group.rows[number]]
-            total += -costs.never * (near - scale.level).clamp(min=0) if forbidden else near
-        scores[torch.from_numpy(group.queries).to(device)] = total / max(1, group.plan.played)
+            total = total + (-costs.never * (near - scale.level).clamp(min=0) if forbidden else near)
+        scores[torch.from_numpy(group.queries).to(scores.device)] = total / max(1, group.plan.played)
     return scores
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #fdc1a3ba
+# %% ../../nbs/retrieval/11_alignment.ipynb #5b2611b7
+_LONG = 512  # messages: from about here the running maximum is faster than steps with few conversations
+
+
+def _align_long(block: _Block, stack: _Stack, products: dict[str, Callable], whole: Any, scale: Scale, costs: Costs,
+                device: Any) -> Any:  # float32 tensor [queries, 1]
+    "As `_align`, for one conversation."
+    import torch
+
+    skip, gap, level = scale.level - costs.skip * scale.spread, costs.gap * scale.spread, scale.level
+    tile = _similarities(block, stack, products, costs.place * scale.spread, device)(0, len(stack.units))
+
+    def onwards(rows: Any) -> Any:  # the most from each message on
+        return torch.cummax(rows.flip(1), 1).values.flip(1)
+
+    def after(rows: Any, end: float) -> Any:  # at the message after each
+        return torch.nn.functional.pad(rows[:, 1:], (0, 1), value=end)
+
+    totals = []
+    for group in block.groups:
+        total = torch.zeros((len(group.queries), 1), device=device)
+        for chain in group.plan.chains:
+            worth = [*(np.cumsum([link.weight for link in chain][::-1])[::-1] * skip).tolist(), 0.0, 0.0]
+            # What the links after this one can earn from each message on, those after the next, and the next right there.
+            best = second = earn = torch.zeros((len(group.queries), tile.shape[1]), device=device)
+            for j in reversed(range(len(chain))):
+                link, then = chain[j], after(best, worth[j + 1])
+                follow = chain[j + 1] if j + 1 < len(chain) else None
+                if follow and follow.next:
+                    without = after(second, worth[j + 2]) + follow.weight * skip
+                    then = torch.maximum(after(earn, -torch.inf), torch.maximum(then - gap, without))
+                now = tile[group.rows[link.part]] * link.weight + then
+                if follow and follow.change:
+                    now -= costs.change * (tile[group.rows[follow.part]] - level).clamp_(min=0)
+                for number in link.never:
+                    now -= costs.never * (after(onwards(tile[group.rows[number]]), level).clamp_(min=level) - level)
+                best, second, earn = torch.maximum(onwards(now), best + link.weight * skip), best, now
+            total = total + best[:, :1]
+        for number in group.plan.never:
+            total = total - costs.never * (tile[group.rows[number]].amax(1, keepdim=True).clamp_(min=level) - level)
+        totals.append(total)
+    return _means(block, totals, whole, scale, costs)
+
+# %% ../../nbs/retrieval/11_alignment.ipynb #36b2347e
 Rows = np.ndarray | sparse.csr_array  # of queries or parts: vectors [rows, dim], or similarities to units [rows, units]
 
 
@@ -468,7 +519,8 @@ def aligned_topk(
     def work(block: _Block, chunk: _Chunk) -> tuple[np.ndarray, ...]:
         near = {role: chunk.messages[role].of(rows) for role, (_, rows) in block.roles.items()}
         about = chunk.whole.peaks(block.session) if block.session else None
-        scores = _align(block, chunk.stack, near, about, scale, costs, device)
+        align = _align_long if chunk.stack.size == 1 and _LONG < len(chunk.stack.units) <= 2 * width else _align
+        scores = align(block, chunk.stack, near, about, scale, costs, device)
         for view, units in zip(views, chunk.views):
             scores.add_(units.peaks(block.queries), alpha=view.weight)
         return _best(scores, block.queries, k, floor)
@@ -554,12 +606,13 @@ def _blocks(order: Sequence[int], starts: np.ndarray, height: int, workers: int)
 
 
 def _chunks(longest: np.ndarray, length: np.ndarray, width: int) -> list[np.ndarray]:
-    "Conversations of like length, at most `width` conversations and eight times as many units a chunk."
+    "Conversations of like length, at most `width` of them and eight times as many units a chunk; long ones alone."
     chunks, start = [], 0
     total = np.cumsum(length[longest])
     while start < len(longest):
         before = total[start - 1] if start else 0
         stop = min(start + width, max(start + 1, int(np.searchsorted(total, before + 8 * width, side="right"))))
+        stop = start + 1 if _LONG < length[longest[start]] <= 2 * width else stop
         chunks.append(longest[start:stop])
         start = stop
     return chunks
