@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Blend', 'Sides', 'AlignedSearch', 'prepare', 'aligned_search', 'explain', 'AlignedHits', 'show_hits', 'rerank_parts']
 
-# %% ../../nbs/retrieval/12_aligned.ipynb #3e37d54c
+# %% ../../nbs/retrieval/12_aligned.ipynb #0aee1d4b
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -29,7 +29,7 @@ from .script import Script
 from .segment import Units, segment
 from .voice import voiced
 
-# %% ../../nbs/retrieval/12_aligned.ipynb #21a31bda
+# %% ../../nbs/retrieval/12_aligned.ipynb #b19b199e
 @dataclass(frozen=True)
 class Blend:
     "What is added to the alignment, in its units. All of it 0: the alignment alone."
@@ -45,7 +45,7 @@ class Blend:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
                 raise CdrError(f"blend: {name}={value!r} must be a finite number of at least 0")
 
-# %% ../../nbs/retrieval/12_aligned.ipynb #4b89ee30
+# %% ../../nbs/retrieval/12_aligned.ipynb #9c433c98
 _LEXICAL = Scale(0.0, 0.15)
 
 
@@ -119,7 +119,7 @@ def _shares(scores: sparse.csr_array) -> sparse.csr_array:
     most = scores.max(axis=1).toarray().ravel() if scores.shape[1] and scores.shape[0] else np.zeros(scores.shape[0])
     return sparse.csr_array(sparse.diags_array(1 / np.where(most > 0, most, 1)) @ scores)
 
-# %% ../../nbs/retrieval/12_aligned.ipynb #c9d2fe75
+# %% ../../nbs/retrieval/12_aligned.ipynb #32cd8c73
 @dataclass(frozen=True)
 class AlignedSearch:
     "A corpus and questions, ready to be searched and explained. Made by `prepare`."
@@ -260,7 +260,7 @@ def aligned_search(
     return prepare(queries, corpus, encoder, scripts, blend, costs, store=store, device=device, progress=progress).run(
         k, device=device, name=name)
 
-# %% ../../nbs/retrieval/12_aligned.ipynb #e7cf6c00
+# %% ../../nbs/retrieval/12_aligned.ipynb #9ec56f31
 def explain(
     found: AlignedSearch,
     run: Run,  # of it
@@ -347,7 +347,7 @@ def show_hits(
         hits.append((name, score, chats[name], played))
     return AlignedHits(found.scripts[query], tuple(hits), context)
 
-# %% ../../nbs/retrieval/12_aligned.ipynb #f7d19f68
+# %% ../../nbs/retrieval/12_aligned.ipynb #ff6b3770
 def rerank_parts(
     found: AlignedSearch,
     run: Run,  # of it
