@@ -20,6 +20,7 @@ from cdr_lib.retrieval.aligned import Blend, aligned_search, explain, prepare, r
 from cdr_lib.retrieval.alignment import Costs, Scale, Side, View, align_one, aligned_topk, similarity_scale
 from cdr_lib.retrieval.script import Part, Script
 from cdr_lib.retrieval.segment import segment
+from cdr_lib.retrieval.voice import voiced
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -276,7 +277,7 @@ def test_corpora_of_all_forms():
 
 
 def test_scores_are_the_sum_of_alignment_and_views(tmp_path):
-    blend, encoder = Blend(0.4, 0.5, 0.3), HashEncoder()
+    blend, encoder = Blend(0.4, 0.5, 0.3, 0.7), HashEncoder()
     queries = QUERY | {"s": "Conversations about travel where the user complains", "n": "The assistant never apologises"}
     asked = {"q": Script.parse("assistant: suggests the restaurant\nlater user: asks for another option", "restaurant option"),
              "s": Script.parse("session: dinner tonight\nuser: hello", "dinner hello"),
@@ -288,7 +289,9 @@ def test_scores_are_the_sum_of_alignment_and_views(tmp_path):
     for query, script in asked.items():
         whole = encoder.encode([script.plain], "query", progress=False)[0]
         rows = encoder.encode([part.text for part in script.parts], "query", progress=False)
-        rows = unit([row + 0.4 * whole * (part.scope == "turn" and not part.never) for row, part in zip(rows, script.parts)])
+        says = [0.7 * encoder.encode([said], "query", progress=False)[0] if (said := voiced(part)) else 0 for part in script.parts]
+        rows = unit([row + 0.4 * whole * (part.scope == "turn" and not part.never) + voice
+                     for row, voice, part in zip(rows, says, script.parts)])
         for name, score in run[query]:
             spans = {key: part.of(name) for key, part in units.items()}
             roles = [next(chat for chat in CORPUS if chat.id == name).turns[start].role for start in units["turn"].start[spans["turn"]]]
@@ -367,7 +370,7 @@ def test_scripts_by_hand_and_blank_queries():
 
 
 def test_explanations_agree_with_the_scores():
-    found = prepare(QUERY, CORPUS, "hash", blend=Blend(0, 0, 0), progress=False)
+    found = prepare(QUERY, CORPUS, "hash", blend=Blend(0, 0, 0, 0), progress=False)
     run, scale = found.run(), found.sides.scale
     table = explain(found, run, k=3)
     assert table["conversation"].drop_duplicates().tolist() == [name for name, _ in run["q"][:3]]
