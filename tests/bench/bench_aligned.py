@@ -58,11 +58,11 @@ def odd_scripts(n: int, seed: int) -> list:
     return found
 
 
-def owners(n: int, mean: float, seed: int) -> np.ndarray:
-    "`n` messages in conversations of 2 messages and more, `mean` on average, as lengths of chats are spread."
-    sizes = 2 + np.random.default_rng(seed).geometric(1 / (mean - 1), n) - 1
-    sizes = sizes[:np.searchsorted(np.cumsum(sizes), n) + 1]
-    return np.repeat(np.arange(len(sizes)), sizes)[:n]
+def owners(messages: int, seed: int) -> np.ndarray:
+    "Messages of conversations of 2 and more, 5.5 on average; many are short and few are long, as in logs of chats."
+    n = max(1, round(messages * 9_146 / 50_000))
+    rng = np.random.default_rng(seed)
+    return np.repeat(np.arange(n), 2 + rng.multinomial(messages - 2 * n, rng.dirichlet(np.ones(n))))
 
 
 def corpus(owner: np.ndarray, n_queries: int) -> dict:
@@ -127,8 +127,8 @@ def peak_mib(data: dict) -> tuple[float | None, float | None]:
         return None, None
     with tempfile.TemporaryDirectory() as folder:
         np.savez(f"{folder}/data.npz", **data)
-        child = subprocess.run([sys.executable, "-c", _CHILD, f"{folder}/data.npz"], stdout=subprocess.PIPE, text=True, check=True,
-                               cwd=Path(__file__).parents[2])
+        child = subprocess.run([sys.executable, "-c", _CHILD, f"{folder}/data.npz"], stdout=subprocess.PIPE, text=True,
+                               check=True, cwd=Path(__file__).parents[2])
     call, whole = map(float, child.stdout.splitlines()[-1].split())
     return call, whole
 
@@ -136,7 +136,7 @@ def peak_mib(data: dict) -> tuple[float | None, float | None]:
 def bench(quick: bool = False) -> list[dict]:
     "Rows of the benchmark table."
     n_queries, n_turns, repeats = (200, 5_000, 1) if quick else (1_583, 50_000, 3)
-    owner = owners(n_turns, 50_000 / 9_146, 3)
+    owner = owners(n_turns, 3)
     data, asked = corpus(owner, n_queries), scripts(n_queries)
     n = int(owner[-1]) + 1
     parts = sum(len(script.parts) for script in asked)
@@ -152,19 +152,21 @@ def bench(quick: bool = False) -> list[dict]:
             for what, seconds, target, peak, more in (
                 ("alignment alone", alone_s, LIMIT, None, ", 3 allowed"),
                 ("aligned search with windows and sessions", views_s, LIMIT, call,
-                 f", 3 allowed; peak beyond the input, under 1,024 MiB wanted{f', whole process {whole:.0f} MiB' if whole else ''}"),
+                 ", 3 allowed; peak beyond the input, under 1,024 MiB wanted"
+                 + (f", whole process {whole:.0f} MiB" if whole else "")),
                 ("alignment alone, operators at random", odd_s, None, None,
                  f"; {sum(len(script.parts) for script in odd):,} parts in hardly two scripts of one shape"))]
 
     sizes = (2_500, 5_000, 10_000) if quick else (10_000, 20_000, 50_000, 100_000)
     few = scripts(n_queries // 4)
-    grown = [corpus(owners(size, 50_000 / 9_146, 3), len(few)) for size in sizes]
+    grown = [corpus(owners(size, 3), len(few)) for size in sizes]
     times = [seconds for seconds, _ in best_times(repeats, *(partial(aligned, more, few) for more in grown))]
     exponent = np.polyfit(np.log(sizes), np.log(times), 1)[0]
     for size, seconds in zip(sizes, times):
         last = size == sizes[-1]
         rows.append({"case": f"aligned search, {len(few):,} queries x {size:,} messages", "ours_s": seconds,
-                     "reference_s": None, "ratio": times[0] / sizes[0] * size / seconds, "target": 0.75 if last and not quick else None,
+                     "reference_s": None, "ratio": times[0] / sizes[0] * size / seconds,
+                     "target": 0.75 if last and not quick else None,
                      "note": f"{seconds / size * 1e6:.1f} us a message; ratio: time per message at {sizes[0]:,} to that here, "
                              f"1 is linear{f'; exponent {exponent:.2f}' if last else ''}"})
 
