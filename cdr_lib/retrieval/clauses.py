@@ -6,7 +6,7 @@
 __all__ = ['TALKS', 'BEGIN', 'END', 'WHERE', 'FROM_TO', 'THEN', 'AT_ONCE', 'SEPARATORS', 'TURNS', 'FIRST', 'MIDDLE', 'LAST',
            'starts', 'which_phrase', 'Frame', 'find_frame', 'Step', 'cut_out', 'done_by', 'to_clauses']
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #3677fa64
+# %% ../../nbs/retrieval/07d_clauses.ipynb #a759e544
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from cdr_lib.retrieval.lexicon import (
 )
 from .script import ROLES
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #29c5fa9c
+# %% ../../nbs/retrieval/07d_clauses.ipynb #a46e25f8
 TALKS = frozenset(
     form
     for noun in """
@@ -75,7 +75,7 @@ WHERE = phrase_list("""
     following : | :
 """)
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #1e6cd927
+# %% ../../nbs/retrieval/07d_clauses.ipynb #072b08f6
 def starts(words: list[Word], at: int, phrase: tuple[str, ...]) -> bool:
     if at >= len(words) or words[at].low != phrase[0]:
         return False
@@ -89,7 +89,7 @@ def which_phrase(words: list[Word], at: int, phrases: Iterable[tuple[str, ...]])
     low = words[at].low
     return max((len(phrase) for phrase in phrases if phrase[0] == low and starts(words, at, phrase)), default=0)
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #d603e97a
+# %% ../../nbs/retrieval/07d_clauses.ipynb #1600e486
 class Frame(NamedTuple):
     plain: list[Word]  # without the frame
     body: list[Word]  # what is to be taken apart
@@ -186,7 +186,7 @@ def _front(words: list[Word], text: str) -> Frame:
             return Frame(words[start:], words[stop + length :], [] if samples else words[start:stop])
     return Frame(words[start:], words[start:], [])
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #74bd5deb
+# %% ../../nbs/retrieval/07d_clauses.ipynb #45bbf8da
 def _question(words: list[Word], start: int, phrase: tuple[str, ...]) -> Frame:
     at = start + len(phrase)
     rest = words[at:]
@@ -215,7 +215,7 @@ def _question(words: list[Word], start: int, phrase: tuple[str, ...]) -> Frame:
             rest = [be, *rest]
     return Frame(rest, rest, [])
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #e5072d24
+# %% ../../nbs/retrieval/07d_clauses.ipynb #7cd96e4a
 def _talks(words: list[Word], start: int, described: int, talk: int, where: int) -> Frame:
     "A frame with a noun for conversations at `talk`; its adjectives begin at `described`."
     at = talk + 1
@@ -337,7 +337,7 @@ FROM_TO = frozenset(
     for form in inflected(base)
 )
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #af69fc53
+# %% ../../nbs/retrieval/07d_clauses.ipynb #eb31979c
 # kind: "later", "next": a new clause after this one. "after", "afternext": what follows comes first. "before": it comes after.
 _PHRASES: dict[str, list[tuple[tuple[str, ...], str]]] = {}
 for _kind, _listed in {
@@ -379,7 +379,7 @@ for _kind, _listed in {
 for _list in _PHRASES.values():
     _list.sort(key=lambda item: -len(item[0]))
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #b1e3b82d
+# %% ../../nbs/retrieval/07d_clauses.ipynb #3dd15a29
 THEN = phrase_list("""
     then | later | later on | afterwards | afterward | after that | subsequently | thereafter | finally | eventually |
     in the end | at last | ultimately | lastly | next | a little later | some messages later | some turns later | some
@@ -411,7 +411,7 @@ class Step(NamedTuple):
     link: str  # "", "later", "next", "same", "with" or "never"
     words: list[Word]
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #d3f70b8b
+# %% ../../nbs/retrieval/07d_clauses.ipynb #62401f9c
 TURNS = word_set("""
     turn turns turned become becomes became grow grows grew go goes went turning becoming growing
 """)
@@ -479,7 +479,7 @@ def _same(words: list[Word], at: int, kinds: set[str]) -> bool:
         return True
     return following in DETERMINERS | POSSESSIVES - {"own"} or following in _AFTER_VERBS or bool(side_at(words, at + 1))
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #ce95e79b
+# %% ../../nbs/retrieval/07d_clauses.ipynb #f385fd08
 def _event(words: list[Word], at: int) -> bool:
     "Whether a noun phrase at a place is something that happens, not a time of day."
     if at >= len(words):
@@ -578,7 +578,7 @@ def _phrase(words: list[Word], at: int, clause: list[Word]) -> tuple[tuple[str, 
             return phrase, kind
     return None
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #a463cff1
+# %% ../../nbs/retrieval/07d_clauses.ipynb #4f6f792d
 def _without(words: list[Word], at: int, clause: list[Word]) -> bool:
     "Whether *without* at a place forbids something: an act, or a thing that is said."
     if at + 1 >= len(words) or (clause and inside_speech(clause)):
@@ -591,7 +591,7 @@ def _without(words: list[Word], at: int, clause: list[Word]) -> bool:
         return False
     return not clause or bool(noun) and low in DETERMINERS | {"giving", "further", "first", "prior", noun}
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #fcb85e95
+# %% ../../nbs/retrieval/07d_clauses.ipynb #bc275300
 _OF_TALK = (
     r"(?: of (?:the |a |their |this )?(?:[\w-]+ ){0,2}?"
     r"(?:conversation|chat|session|dialogue|dialog|talk|call|exchange|discussion|interaction))?"
@@ -651,7 +651,7 @@ def _statement(words: list[Word], at: int) -> bool:
             return False
     return False
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #d31bd7df
+# %% ../../nbs/retrieval/07d_clauses.ipynb #e3365910
 def _forms(words: list[Word], at: int) -> set[str]:
     low = words[at].low if at < len(words) else ""
     return VERBS.get(low, {"past"} if low.endswith("ed") else set())
@@ -707,7 +707,7 @@ def _fate(words: list[Word], at: int, clause: list[Word]) -> tuple[list[Word], i
         return None
     return [*never, words[at]], at + 1
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #2ef33cf1
+# %% ../../nbs/retrieval/07d_clauses.ipynb #b3be4296
 class _Cutter:
     "The state of the pass."
 
@@ -778,7 +778,7 @@ class _Cutter:
                 self.held = None
         self.link = "later"
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #e57f0f1d
+# %% ../../nbs/retrieval/07d_clauses.ipynb #46ca547e
 def _cleft_end(cut: _Cutter) -> bool:
     words, at = cut.words, cut.at
     if cut.cleft and cut.leading and words[at].low == "that" and cut.clause and subject_at(words, at + 1):
@@ -879,7 +879,7 @@ def _forward(cut: _Cutter, end: int, marks: int, seen: set[str]) -> tuple[str, i
         return "same", end, True
     return "", end, same
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #6d018db3
+# %% ../../nbs/retrieval/07d_clauses.ipynb #e9aab638
 def _ordering(cut: _Cutter) -> bool:
     words, clause = cut.words, cut.clause
     if not (found := _phrase(words, cut.at, clause)):
@@ -948,7 +948,7 @@ def _then(cut: _Cutter) -> bool:
     cut.close()
     return cut.go(at + 1, cut.speaker if same else cut.clause)
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #549089aa
+# %% ../../nbs/retrieval/07d_clauses.ipynb #2beece6d
 def _ban(cut: _Cutter) -> bool:
     words, size, at, clause = cut.words, cut.size, cut.at, cut.clause
     low = words[at].low
@@ -1031,7 +1031,7 @@ def _no_comma(cut: _Cutter) -> bool:
         return cut.go(at, cut.clause)
     return False
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #33c40c94
+# %% ../../nbs/retrieval/07d_clauses.ipynb #940d9d77
 _RULES = (
     _cleft_end, _separator, _ordering, _who_then, _bare_side, _then, _ban, _relative, _at_request, _no_comma,
 )

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OTHER', 'parse_query']
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #35c2f907
+# %% ../../nbs/retrieval/08_grammar.ipynb #96c9c59c
 import re
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ from cdr_lib.retrieval.lexicon import (
 )
 from .script import ROLES, Part, Script
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #bf7ed3f0
+# %% ../../nbs/retrieval/08_grammar.ipynb #75492ec2
 _NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _OFTEN = dict.fromkeys(
     phrase_list("""
@@ -76,7 +76,7 @@ _WANTED = word_set("requested wanted needed desired ordered")  # by whom, if nob
 OTHER = {"user": "assistant", "assistant": "user"}
 _STRIP = LINKING | word_set("and but or so yet that , : ; . - – — | & also both")
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #9d8c0679
+# %% ../../nbs/retrieval/08_grammar.ipynb #9c245f3c
 @dataclass
 class _Said:
     "What the small words of a clause say."
@@ -109,7 +109,7 @@ def _take_number(words: list[Word], said: _Said) -> list[Word]:
                 return words[:at] + words[at + len(phrase) :]
     return words
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #b21c701f
+# %% ../../nbs/retrieval/08_grammar.ipynb #9261ae54
 _FIRST_ONE, _LAST_ONE = word_set("first opening initial"), word_set("last final closing")
 _ONE_MESSAGE = word_set("message messages turn turns reply utterance line post")
 
@@ -603,7 +603,7 @@ class _Reader:
                 return
         self.add(words, role=role, **fields)
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #41abfcc4
+# %% ../../nbs/retrieval/08_grammar.ipynb #760b2cc0
 _LONGEST, _MOST = 3000, 400  # characters, words
 
 

@@ -9,12 +9,12 @@ __all__ = ['EDGE', 'VERBS', 'BE', 'MODAL', 'DO', 'HAVE', 'ALSO_NOUNS', 'USER', '
            'to_words', 'to_text', 'inflected', 'word_set', 'phrase_list', 'Side', 'side_at', 'subject_at', 'acts_at',
            'inside_speech', 'is_nominal']
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #d51abc7b
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #bffb6762
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #4e5187f0
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #8269028a
 class Word(NamedTuple):
     low: str  # as it is compared
     text: str  # as it was written
@@ -69,7 +69,7 @@ def to_text(words: Iterable[Word]) -> str:
         words.pop()
     return "".join(" " * (word.space and number > 0) + word.text for number, word in enumerate(words))
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #d622a6c4
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #1d5afa46
 _BASE = """
     abandon accept accuse ache achieve acknowledge act adapt add adjust admit adopt advise afford agree alert align
     allow amuse analyse analyze announce answer apologise apologize appear apply appreciate approve argue arrange
@@ -204,7 +204,7 @@ _DOUBLED = frozenset(
 """.split()
 ) - {"hurry"}
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #56d02241
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #152a4e22
 def inflected(base: str) -> dict[str, str]:
     "Forms of a verb and which they are: base, s, ing or past."
     vowel_y = base.endswith("y") and base[-2] not in "aeiou"
@@ -263,7 +263,7 @@ ALSO_NOUNS = frozenset(
 )
 ALSO_NOUNS = frozenset(form for base in ALSO_NOUNS for form, kind in inflected(base).items() if kind in ("base", "s"))
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #b97bf5d0
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #d063f3cb
 def word_set(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
@@ -371,7 +371,7 @@ ADVERBS = LINKING | MANNER_ADVERBS  # only what links may be left out of a text
 
 
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #68dd0cc2
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #aae933a2
 class Side(NamedTuple):
     role: str
     kept: list[Word]  # what is said about them, such as "angry"
@@ -446,7 +446,7 @@ def side_at(words: list[Word], at: int) -> Side | None:
         at += 1
     return None
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #e1458bbc
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #bda281d3
 def _verbish(words: list[Word], at: int) -> bool:
     "Whether what stands at a place can go on after a subject."
     return at < len(words) and words[at].low not in (PREPOSITIONS - {"like"}) | {
@@ -502,7 +502,7 @@ def acts_at(words: list[Word], at: int) -> bool:
         or words[at].low in (":", "who", "not", "never", "keeps", "keep")
     )
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #11978b73
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #abc141db
 SPEECH = word_set("""
     that whether if how why what because where who which since as
 """)
@@ -529,7 +529,7 @@ def is_nominal(words: list[Word]) -> bool:
         and not any(word.low in BE or word.low in MODAL or word.low in DO for word in words)
     )
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #b293687d
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #495ae6a7
 FEELINGS = word_set("""
     angry anger annoyed annoyance anxious anxiety frustrated frustration furious fury irritated irritation worried
     worry worries afraid fear fears scared nervous nervousness upset sad sadness unhappy disappointed disappointment
@@ -563,7 +563,9 @@ REACTIONS = word_set("""
     notice regret protest oppose withdraw fulfil fulfill refute rebuff disagree appreciate resent grant honour
 """)
 # What becomes of a question, an offer or a promise.
-_FATES = REACTIONS - {"withdraw"} | word_set("understand keep forget solve resolve address acknowledge return meet follow hear grant interrupt")
+_FATES = REACTIONS - {"withdraw"} | word_set("""
+    understand keep forget solve resolve address acknowledge return meet follow hear grant interrupt
+""")
 FATES = frozenset(form for base in _FATES for form, kind in inflected(base).items() if kind == "past") - {"forgot"}
 REACTIONS = frozenset(form for base in REACTIONS for form in inflected(base))
 RECEIVED = word_set("""
