@@ -149,8 +149,8 @@ def test_all_conversations_as_each_alone(long, asked, seed, k, by_role, in_order
     costs = Costs(*rng.random(5) * 2, roles=by_role, order=in_order)
     ids = [f"c{n:02}" for n in rng.permutation(len(lengths))]
     sessions = Side(whole, np.arange(len(lengths)))
-    turns, views, session, rows = Side(vectors, owner), [View(0.3, queries, Side(vectors, owner)), View(0.2, queries, sessions)], (
-        parts, sessions), parts
+    turns, session, rows = Side(vectors, owner), (parts, sessions), parts
+    views = [View(0.3, queries, turns), View(0.2, queries, sessions)]
     if given_scores:
         turns, rows = Side(None, owner), sparse.csr_array(parts @ vectors.T)
         views[0] = View(0.3, sparse.csr_array(queries @ vectors.T), turns)
@@ -194,7 +194,8 @@ def test_nothing_to_search_and_nothing_asked():
     empty = Side(np.empty((0, 4), np.float32), np.empty(0, int))
     asked = [Script.parse("user: a"), Script("", "", ())]
     assert len(aligned_topk(asked, unit(np.ones((1, 4))), empty, [], ["a", "b"]).rows) == 0
-    assert len(aligned_topk([], np.empty((0, 4), np.float32), Side(unit(np.ones((1, 4))), np.array([0])), ["user"], ["a"]).rows) == 0
+    one = Side(unit(np.ones((1, 4))), np.array([0]))
+    assert len(aligned_topk([], np.empty((0, 4), np.float32), one, ["user"], ["a"]).rows) == 0
     hits = aligned_topk(asked, np.zeros((1, 4), np.float32), Side(unit(np.ones((1, 4))), np.array([1])), ["user"], ["a", "b"])
     assert hits.conversations.tolist() == [1] and hits.rows.tolist() == [0]
 
@@ -209,7 +210,7 @@ def test_wrong_shapes_and_numbers_are_named():
                           ({"views": [View(1, bad, good["turns"])]}, "queries of view 1: row 0"),
                           ({"views": [View(1, np.eye(2, 4, dtype=np.float32), good["turns"])]}, "view 1: 2 rows"),
                           ({"session": (bad, whole[1])}, "parts for sessions: row 0"),
-                          ({"session": (whole[0], Side(whole[1].vectors[:1], whole[1].conversation))}, "sessions: 2 conversation"),
+                          ({"session": (whole[0], whole[1]._replace(vectors=whole[1].vectors[:1]))}, "sessions: 2 conversation"),
                           ({"parts": sparse.csr_array(np.ones((1, 3)))}, "4 columns|3 columns"),
                           ({"turns": Side(None, np.array([0, 1])), "parts": sparse.csr_array(np.array([[np.nan, 1]]))}, "NaN"),
                           ({"turns": Side(np.eye(2, 4, dtype=np.float32), np.array([-1, 1]))}, "must be sorted and fit")):
@@ -239,8 +240,14 @@ CORPUS = [chat("asks", "u: dinner tonight", "a: suggests the restaurant Bella", 
           chat("early", "u: asks for another option", "a: which town", "u: dinner tonight", "a: suggests the restaurant Bella"),
           chat("one", "u: hello"), chat("mute", "a: hello", "a: anybody there"), chat("blank", "u:  ", "a: \u200b"),
           chat("tools", "s: be brief", "u: dinner tonight", "t: {restaurant}", "a: suggests the restaurant Bella"),
-          chat("gaps", "u:  ", "u: dinner tonight", "a: ", "a: suggests the restaurant Bella", "u:  ", "u: asks for another option")]
+          chat("gaps", "u:  ", "u: dinner tonight", "a: ", "a: suggests the restaurant Bella", "u:  ",
+               "u: asks for another option")]
 QUERY = {"q": "The user asks for another option after the assistant suggests a restaurant"}
+
+
+def roles_of(name, places):
+    turns = next(chat for chat in CORPUS if chat.id == name).turns
+    return [turns[place].role for place in places]
 
 
 def test_every_kind_of_conversation():
@@ -289,16 +296,17 @@ def test_scores_are_the_sum_of_alignment_and_views(tmp_path):
     for query, script in asked.items():
         whole = encoder.encode([script.plain], "query", progress=False)[0]
         rows = encoder.encode([part.text for part in script.parts], "query", progress=False)
-        says = [0.7 * encoder.encode([said], "query", progress=False)[0] if (said := voiced(part)) else 0 for part in script.parts]
+        says = [0.7 * encoder.encode([said], "query", progress=False)[0] if (said := voiced(part)) else 0
+                for part in script.parts]
         rows = unit([row + 0.4 * whole * (part.scope == "turn" and not part.never) + voice
                      for row, voice, part in zip(rows, says, script.parts)])
         for name, score in run[query]:
             spans = {key: part.of(name) for key, part in units.items()}
-            roles = [next(chat for chat in CORPUS if chat.id == name).turns[start].role for start in units["turn"].start[spans["turn"]]]
+            roles = roles_of(name, units["turn"].start[spans["turn"]])
             alone = align_one(script, rows @ vectors["turn"][spans["turn"]].T, roles, similarity_scale(vectors["turn"]), Costs(),
                               rows @ vectors["session"][spans["session"]][0])
-            views = 0.5 * (vectors["window"][spans["window"]] @ whole).max() + 0.3 * vectors["session"][spans["session"]][0] @ whole
-            assert score == pytest.approx(alone.score + views, abs=1e-5)
+            window, session = (vectors[key][spans[key]] @ whole for key in ("window", "session"))
+            assert score == pytest.approx(alone.score + 0.5 * window.max() + 0.3 * session[0], abs=1e-5)
             assert found.align(query, name).score == pytest.approx(alone.score, abs=1e-5)
     again = prepare(queries, CORPUS, encoder, asked, blend, store=Store(tmp_path), progress=False).run()
     assert again == run and again.meta == run.meta
@@ -324,7 +332,7 @@ def test_words_in_place_of_vectors():
     whole = [share("session", part.text) for part in parts]
     for name, score in found.run()["q"]:
         spans = {key: part.of(name) for key, part in units.items()}
-        roles = [next(chat for chat in CORPUS if chat.id == name).turns[start].role for start in units["turn"].start[spans["turn"]]]
+        roles = roles_of(name, units["turn"].start[spans["turn"]])
         alone = align_one(asked["q"], np.array(near)[:, spans["turn"]], roles, Scale(0, 0.15), Costs(),
                           np.array(whole)[:, spans["session"].start])
         views = 0.25 * share("window", plain)[spans["window"]].max() + 0.15 * share("session", plain)[spans["session"].start]
@@ -345,7 +353,8 @@ def test_messages_in_context_count_half(tmp_path):
     units = segment(CORPUS, "turn")
     alone = embed(encoder, units.texts, "document", store=store, progress=False)
     in_context = embed_late(encoder, {"turn": units}, store, progress=False)["turn"]
-    assert np.allclose(found.sides.turns.vectors, unit(alone + in_context), atol=1e-6) and not np.allclose(alone, in_context, atol=0.01)
+    assert np.allclose(found.sides.turns.vectors, unit(alone + in_context), atol=1e-6)
+    assert not np.allclose(alone, in_context, atol=0.01)
     plain = prepare(QUERY, CORPUS, encoder, store=store, progress=False)
     assert all(np.array_equal(a.side.vectors, b.side.vectors) for a, b in zip(found.sides.views, plain.sides.views))
     assert found.run()["q"][0][0] in ("asks", "gaps") and found.meta["late"] and found.sides.scale != plain.sides.scale
@@ -468,7 +477,8 @@ rows /= np.linalg.norm(rows, axis=1, keepdims=True)
 turns = Side(rows, np.repeat(np.arange(n), 3))
 asked = [Script.parse("user: a\\nlater assistant: b\\nlater never user: c")] * 200
 args = dict(scripts=asked, parts=np.tile(rows[:3], (200, 1)), turns=turns, roles=np.array(["user", "assistant", "user"] * n),
-            conversation_ids=[f"c{i}" for i in range(n)], views=[View(0.2, np.tile(rows[:1], (200, 1)), turns)], max_memory="200MB")
+            conversation_ids=[f"c{i}" for i in range(n)], views=[View(0.2, np.tile(rows[:1], (200, 1)), turns)],
+            max_memory="200MB")
 def kib(name): return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name))
 before = kib("VmRSS")
 hits = aligned_topk(**args)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Rows', 'Scale', 'similarity_scale', 'Costs', 'Alignment', 'align_one', 'Side', 'View', 'aligned_topk']
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #a11bf41c
+# %% ../../nbs/retrieval/11_alignment.ipynb #3940eb06
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
@@ -20,7 +20,7 @@ from .dense import parse_bytes
 from .run import Hits, first_units, id_places, ranking
 from .script import Part, Script
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #bcd2ce56
+# %% ../../nbs/retrieval/11_alignment.ipynb #39a7b858
 _SAMPLE = 4096  # messages: enough for two digits, and cheap
 
 
@@ -44,7 +44,7 @@ def similarity_scale(
     square = float(((some.T @ some / len(some)) ** 2).sum())
     return Scale(level, max(0.0, square - level**2) ** 0.5)
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #37d5f72c
+# %% ../../nbs/retrieval/11_alignment.ipynb #f045f094
 @dataclass(frozen=True)
 class Costs:
     "What deviations from a script cost. Those of skip, gap and place are in spreads, see `similarity_scale`."
@@ -66,7 +66,7 @@ class Costs:
             elif isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
                 raise CdrError(f"costs: {field.name}={value!r} must be a finite number of at least 0")
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #85778abe
+# %% ../../nbs/retrieval/11_alignment.ipynb #1e8ba419
 _MOST = 8  # messages that one part can ask for: more say no more
 
 
@@ -119,7 +119,7 @@ def _plan(script: Script, costs: Costs) -> _Plan:
 def _looks(script: Script, costs: Costs) -> _Looks:
     return tuple((part.role if costs.roles and part.scope == "turn" else "", part.place) for part in script.parts)
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #3594f662
+# %% ../../nbs/retrieval/11_alignment.ipynb #f5451d83
 class Alignment(NamedTuple):
     "The best way to play a script in one conversation."
 
@@ -200,7 +200,7 @@ def align_one(
         total += -costs.never * max(0.0, value_of - scale.level) if is_forbidden else value_of
     return Alignment(total / max(1, plan.played), tuple(sorted(messages)), tuple(forbidden))
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #7257a844
+# %% ../../nbs/retrieval/11_alignment.ipynb #ad33e047
 class _Stack:
     "Units of some conversations by position: at each, the conversations that reach it, longest first."
 
@@ -225,7 +225,7 @@ class _Stack:
             stop = start
         return found
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #553de4f6
+# %% ../../nbs/retrieval/11_alignment.ipynb #279fdc4e
 class _Group(NamedTuple):
     "Scripts whose chains are alike."
 
@@ -366,7 +366,7 @@ def _means(block: _Block, totals: Sequence[Any], whole: Any, scale: Scale, costs
         scores[torch.from_numpy(group.queries).to(scores.device)] = total / max(1, group.plan.played)
     return scores
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #5b2611b7
+# %% ../../nbs/retrieval/11_alignment.ipynb #760f1ca2
 _LONG = 512  # messages: from about here the running maximum is faster than steps with few conversations
 
 
@@ -409,7 +409,7 @@ def _align_long(block: _Block, stack: _Stack, products: dict[str, Callable], who
         totals.append(total)
     return _means(block, totals, whole, scale, costs)
 
-# %% ../../nbs/retrieval/11_alignment.ipynb #36b2347e
+# %% ../../nbs/retrieval/11_alignment.ipynb #0b08fe94
 Rows = np.ndarray | sparse.csr_array  # of queries or parts: vectors [rows, dim], or similarities to units [rows, units]
 
 
