@@ -77,6 +77,7 @@ WHERE = phrase_list("""
 
 # %% ../../nbs/retrieval/07d_clauses.ipynb #072b08f6
 def starts(words: list[Word], at: int, phrase: tuple[str, ...]) -> bool:
+    "Whether a phrase stands at a place."
     if at >= len(words) or words[at].low != phrase[0]:
         return False
     return len(words) >= at + len(phrase) and all(words[at + i].low == word for i, word in enumerate(phrase))
@@ -91,6 +92,8 @@ def which_phrase(words: list[Word], at: int, phrases: Iterable[tuple[str, ...]])
 
 # %% ../../nbs/retrieval/07d_clauses.ipynb #1600e486
 class Frame(NamedTuple):
+    "What is left of a query when the words around it are taken away."
+
     plain: list[Word]  # without the frame
     body: list[Word]  # what is to be taken apart
     topic: list[Word]  # of the whole conversation
@@ -408,6 +411,8 @@ _BARE = word_set("user customer client bot chatbot assistant agent ai")
 
 
 class Step(NamedTuple):
+    "A clause, and how it hangs on the one before."
+
     link: str  # "", "later", "next", "same", "with" or "never"
     words: list[Word]
 

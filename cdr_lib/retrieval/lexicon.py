@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 # %% ../../nbs/retrieval/07c_lexicon.ipynb #8269028a
 class Word(NamedTuple):
+    "A word of a query."
+
     low: str  # as it is compared
     text: str  # as it was written
     space: bool  # whether one stands before it
@@ -49,6 +51,7 @@ _SPELT = {slip: word for slip, word in _SPELT.items() if slip not in _OFTEN_MISS
 
 
 def to_words(text: str) -> list[Word]:
+    "The words of a text, marks included."
     found, end = [], 0
     for match in _WORD.finditer(text):
         low = match[0].lower().replace("’", "'")
@@ -265,10 +268,12 @@ ALSO_NOUNS = frozenset(form for base in ALSO_NOUNS for form, kind in inflected(b
 
 # %% ../../nbs/retrieval/07c_lexicon.ipynb #d063f3cb
 def word_set(words: str) -> frozenset[str]:
+    "Words that stand in one string."
     return frozenset(words.split())
 
 
 def phrase_list(text: str) -> tuple[tuple[str, ...], ...]:
+    "Phrases that stand in one string, with bars between them, as tuples of words."
     return tuple(tuple(phrase.split()) for phrase in text.split("|"))
 
 
@@ -373,6 +378,8 @@ ADVERBS = LINKING | MANNER_ADVERBS  # only what links may be left out of a text
 
 # %% ../../nbs/retrieval/07c_lexicon.ipynb #aae933a2
 class Side(NamedTuple):
+    "Somebody who is named as the subject of a clause."
+
     role: str
     kept: list[Word]  # what is said about them, such as "angry"
     end: int  # first word after them
@@ -523,6 +530,7 @@ def inside_speech(words: list[Word]) -> bool:
 
 
 def is_nominal(words: list[Word]) -> bool:
+    "Whether words name something without saying what happens."
     return (
         bool(words)
         and not subject_at(words, 0)
