@@ -19,6 +19,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from PIL import Image
 
 from ..core.config import CdrError, atomic_path, write_json
 from .provenance import portable, record
@@ -67,6 +68,10 @@ def save_figure(
             paths.append(record(f"{folder}/{name}{suffix}"))
             with atomic_path(paths[-1]) as path:
                 figure.savefig(path, metadata=metadata, dpi=150)
+                if suffix == ".png":
+                    # A chart has few colours: a palette takes a third of the space, in the page that embeds all of them, too.
+                    with Image.open(path) as picture:
+                        picture.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, "PNG", optimize=True)
     plt.close(figure)
     about = {"kind": "figure", "title": title, "alt": alt, "note": note, "measured": measured,
              "sources": [portable(source) for source in sources]}
