@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['EDGE', 'VERBS', 'BE', 'MODAL', 'DO', 'HAVE', 'ALSO_NOUNS', 'USER', 'ASSISTANT', 'DETERMINERS', 'POSSESSIVES',
            'PREPOSITIONS', 'NOT_ADJECTIVE', 'MANNER_ADVERBS', 'LINKING', 'ADVERBS', 'MANNERS', 'SPEECH', 'FEELINGS',
-           'USER_NOUNS', 'DONE_TO', 'REACTIONS', 'FATES', 'RECEIVED', 'EVENT', 'EVENTS', 'TIMES_OF_DAY', 'Word',
+           'USER_NOUNS', 'DONE_TO', 'FATES', 'REACTIONS', 'RECEIVED', 'EVENT', 'EVENTS', 'TIMES_OF_DAY', 'Word',
            'to_words', 'to_text', 'inflected', 'word_set', 'phrase_list', 'Side', 'side_at', 'subject_at', 'acts_at',
            'inside_speech', 'is_nominal']
 
@@ -249,7 +249,7 @@ for _form in ("are", "have", "do", "get", "don't", "aren't", "haven't", "am"):
 for _form in ("was", "were", "had", "got", "did", "didn't", "wasn't", "weren't", "hadn't", *MODAL):
     VERBS[_form] = {"s", "base", "past"}
 # Also nouns: after "and" they begin a new act only where something follows that a verb has and a noun has not.
-ALSO_NOUNS = frozenset(
+_ALSO_NOUNS = frozenset(
     """
     act aim alert answer approach attempt base bet bite blow book break call change charge chase chat check chuckle
     circle claim close comment complaint compliment contact copy count cover crash cut deal delay demand design
@@ -264,7 +264,7 @@ ALSO_NOUNS = frozenset(
     update upgrade upload use visit voice volunteer wait walk watch welcome whisper wish work worry
 """.split()
 )
-ALSO_NOUNS = frozenset(form for base in ALSO_NOUNS for form, kind in inflected(base).items() if kind in ("base", "s"))
+ALSO_NOUNS = frozenset(form for base in _ALSO_NOUNS for form, kind in inflected(base).items() if kind in ("base", "s"))
 
 # %% ../../nbs/retrieval/07c_lexicon.ipynb #d063f3cb
 def word_set(words: str) -> frozenset[str]:
@@ -565,17 +565,17 @@ DONE_TO = word_set("""
     caught forgiven exposed overruled stopped silenced misled deceived rejected
     guided sold quizzed tricked coaxed begged ordered forbidden allowed helped dismissed rebuffed taught
 """)
-REACTIONS = word_set("""
+_REACTIONS = word_set("""
     reject accept decline refuse question correct ignore dislike criticise criticize approve confirm answer
     misunderstand turn point wave brush resist dispute contradict dismiss deny doubt challenge praise mock overlook
     notice regret protest oppose withdraw fulfil fulfill refute rebuff disagree appreciate resent grant honour
 """)
 # What becomes of a question, an offer or a promise.
-_FATES = REACTIONS - {"withdraw"} | word_set("""
+_FATES = _REACTIONS - {"withdraw"} | word_set("""
     understand keep forget solve resolve address acknowledge return meet follow hear grant interrupt
 """)
 FATES = frozenset(form for base in _FATES for form, kind in inflected(base).items() if kind == "past") - {"forgot"}
-REACTIONS = frozenset(form for base in REACTIONS for form in inflected(base))
+REACTIONS = frozenset(form for base in _REACTIONS for form in inflected(base))
 RECEIVED = word_set("""
     seeing hearing getting receiving reading learning finding being having viewing noticing
 """)  # what the other side did
