@@ -20,7 +20,7 @@ from tqdm.auto import tqdm
 from ..core.config import CdrError
 from ..core.encoders import CrossEncoderReranker
 from ..core.models import (OpenVinoNetwork, check_texts, hub_name, load_pretrained, openvino_dtype, pick_device,
-                                 pick_dtype, side_by_side, token_batches, token_budget, weights_id)
+                                 pick_dtype, side_by_side, token_batches, token_budget, weights_id, within_memory)
 from ..core.store import Store, vector_keys
 from .prompts import Packer, Pair, Pairs
 
@@ -217,7 +217,8 @@ class _Reader:
         batches = token_batches(lengths, None, token_budget(self.device))
 
         def work(rows: np.ndarray) -> Any:
-            return self._within_memory([sides[row] for row in rows])
+            return within_memory(self._forward, [sides[row] for row in rows], torch.cat, lambda pair:
+                                 f"{self.name} runs out of memory on a single pair of {sum(map(len, pair)):,} tokens")
 
         held: list[tuple[np.ndarray, Any]] = []
         results = side_by_side(work, batches) if self.device == "cpu" else map(work, batches)
@@ -228,20 +229,6 @@ class _Reader:
                 done(np.concatenate([rows for rows, _ in held]), torch.cat([out for _, out in held]).cpu().numpy())
                 held.clear()
         return int(cut.sum())
-
-    def _within_memory(self, sides: list[tuple[np.ndarray, np.ndarray]]) -> Any:
-        import torch
-
-        try:
-            return self._forward(sides)
-        except torch.cuda.OutOfMemoryError as error:
-            if len(sides) == 1:
-                raise CdrError(f"{self.name} runs out of memory on a single pair of {sum(map(len, sides[0])):,} "
-                               "tokens: lower max_length or use dtype='bfloat16'") from error
-        # Outside of `except`: the error holds on to the memory of the failed batch.
-        torch.cuda.empty_cache()
-        middle = len(sides) // 2
-        return torch.cat([self._within_memory(sides[:middle]), self._within_memory(sides[middle:])])
 
     def _forward(self, sides: list[tuple[np.ndarray, np.ndarray]]) -> Any:
         import torch

@@ -18,7 +18,7 @@ from ..core.config import CdrError, text_hash
 from ..core.conversation import is_blank
 from ..core.encoders import embed
 from ..core.models import (OpenVinoNetwork, SentenceEncoder, side_by_side, token_batches, token_budget,
-                                 unit_vectors)
+                                 unit_vectors, within_memory)
 from ..core.store import Store, vector_keys
 from .dense import dense_topk
 from .run import Run
@@ -155,19 +155,10 @@ def _batch_sums(
     for place, one in enumerate(passes):
         ids[place, :len(one.ids)], rows[place, :len(one.ids)], mask[place, :len(one.ids)] = one.ids, one.rows, 1
     used, local, counts = np.unique(rows[rows >= 0], return_inverse=True, return_counts=True)
-    try:
-        states = read(ids, mask)
-        states = states[torch.from_numpy(rows >= 0).to(states.device)].float()
-        sums = torch.zeros(len(used), states.shape[1], device=states.device)
-        return used, sums.index_add_(0, torch.from_numpy(local.reshape(-1)).to(states.device), states).cpu().numpy(), counts
-    except torch.cuda.OutOfMemoryError as error:
-        if len(passes) == 1:
-            raise CdrError(f"out of memory on a single pass of {ids.shape[1]} tokens: lower max_length or use "
-                           "dtype='bfloat16'") from error
-    torch.cuda.empty_cache()
-    middle = len(passes) // 2
-    halves = [_batch_sums(read, part, padding) for part in (passes[:middle], passes[middle:])]
-    return tuple(np.concatenate(column) for column in zip(*halves))
+    states = read(ids, mask)
+    states = states[torch.from_numpy(rows >= 0).to(states.device)].float()
+    sums = torch.zeros(len(used), states.shape[1], device=states.device)
+    return used, sums.index_add_(0, torch.from_numpy(local.reshape(-1)).to(states.device), states).cpu().numpy(), counts
 
 # %% ../../nbs/retrieval/10_late.ipynb #b58fc26b
 _CODE = 1  # raise whenever a change to this module can change vectors
@@ -207,10 +198,9 @@ def message_sums(
         for chunk in np.split(np.array(todo, dtype=np.int64), np.flatnonzero(np.diff(ends)) + 1):
             if not len(chunk):
                 continue
-            out[np.concatenate([np.arange(offsets[n], offsets[n + 1]) for n in chunk])] = _read(
-                encoder, read, [conversations[n] for n in chunk], batch_size)
+            rows = np.concatenate([np.arange(offsets[n], offsets[n + 1]) for n in chunk])
+            out[rows] = _read(encoder, read, [conversations[n] for n in chunk], batch_size)
             if store is not None:
-                rows = np.concatenate([np.arange(offsets[n], offsets[n + 1]) for n in chunk])
                 store.put_many(keys[rows], out[rows])
             bar.update(len(chunk))
     for number, name in enumerate(names):
@@ -229,7 +219,9 @@ def _read(encoder: SentenceEncoder, read: Any, conversations: list[Sequence[str]
     padding = encoder.model.tokenizer.pad_token_id or 0
 
     def work(batch: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return _batch_sums(read, [passes[place] for place in batch], padding)
+        return within_memory(lambda some: _batch_sums(read, some, padding), [passes[place] for place in batch],
+                             lambda parts: tuple(np.concatenate(column) for column in zip(*parts)),
+                             lambda one: f"out of memory on a single pass of {len(one.ids)} tokens")
 
     out = np.zeros((offsets[-1], encoder.model[1].pooling_output_dimension + 1), np.float32)
     for rows, sums, counts in (side_by_side if encoder.backend == "openvino" else map)(work, batches):
