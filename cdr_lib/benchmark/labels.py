@@ -9,21 +9,19 @@ __all__ = ['DAILY_SUBJECTS', 'Mark', 'Marked', 'marked', 'MarkStep', 'MarkQuery'
 # %% ../../nbs/benchmark/01b_labels.ipynb #bf63d803
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import yaml
 
-from .sgd import BadDefinition, build_labelled
+from .sgd import BadDefinition, build_labelled, draw_conversations, read_definitions, step_head
 from ..core.collection import TASK_AREAS, Collection
 from ..core.config import CdrError, data_dir
 from ..core.conversation import BadRecord, Conversation
 from ..core.records import Reject, excerpt
 from ..core.sources import read_mtbench101
-from ..core.strict_yaml import load_yaml
 from ..core.talks import DAILY_ACTS, DAILY_EMOTIONS, read_dialogsum, read_xdailydialog
 
 # %% ../../nbs/benchmark/01b_labels.ipynb #da7b3e29
@@ -117,15 +115,7 @@ class MarkStep:
         if not isinstance(line, str):
             raise BadDefinition(f"{line!r}: a step is a line of text")
         body, tilde, words = (part.strip() for part in line.partition("~"))
-        heads = body.split()
-        flags = []
-        while heads and heads[0] in ("next", "first", "last"):
-            flags.append(heads.pop(0))
-        role = heads.pop(0) if heads else ""
-        if role not in _SIDES:
-            raise BadDefinition(f"{line!r}: {role!r} is no role; it must be one of {', '.join(_SIDES)}")
-        if len(set(flags)) != len(flags) or {"first", "last"} <= set(flags):
-            raise BadDefinition(f"{line!r}: {' '.join(flags)} do not go together")
+        role, heads, place, follows = step_head(line, body, _SIDES)
         signs = [sign.strip() for sign in " ".join(heads).split("+")] if heads else []
         if unknown := next((sign for sign in signs if sign.removeprefix("!") not in _SIGNS), None):
             raise BadDefinition(f"{line!r}: {unknown!r} is no sign; it must be one of {', '.join(_SIGNS)}")
@@ -133,7 +123,7 @@ class MarkStep:
             raise BadDefinition(f"{line!r}: neither signs nor words are asked for")
         return cls(role, frozenset(sign for sign in signs if sign[0] != "!"),
                    frozenset(sign[1:] for sign in signs if sign[0] == "!"), _pattern(words, line) if tilde else None,
-                   next((flag for flag in flags if flag != "next"), ""), "next" in flags)
+                   place, follows)
 
     def __str__(self) -> str:
         signs = sorted(self.signs) + [f"!{sign}" for sign in sorted(self.without)]
@@ -219,38 +209,21 @@ def _follow(sequence: tuple[MarkStep, ...], account: tuple[Mark, ...]) -> tuple[
 def read_mark_queries(
     path: str | Path,  # YAML: area -> id -> text and conditions; "dialogsum", "mtbench101" or "xdailydialog": the project's
 ) -> list[MarkQuery]:
-    "Read queries with their conditions; an entry that cannot be read is an error that names file and query."
+    "Read queries over labels, as `read_definitions` does."
     own = data_dir() / "templates" / "labels" / f"{path}.yaml"
     path = own if Path(path).parent == Path(".") and own.is_file() else Path(path)
-    queries: dict[str, MarkQuery] = {}
-    try:
-        areas = load_yaml(path.read_text(encoding="utf-8"))
-        for area, entries in areas.items():
-            for id, entry in entries.items():
-                if id in queries:
-                    raise BadDefinition(f"{id!r} occurs in two areas")
-                queries[id] = _read_query(id, area, entry)
-    except FileNotFoundError as error:
-        raise BadDefinition(f"{path}: no such file") from error
-    except BadDefinition as error:
-        raise BadDefinition(f"{path}: {error}") from error
-    except (AttributeError, TypeError, yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadDefinition(f"{path}: not of the form area -> id -> text and conditions "
-                            f"({type(error).__name__}: {error})") from error
-    return list(queries.values())
+    return read_definitions(path, _CONDITIONS, _read_query)
+
+
+_CONDITIONS = ("about", "sequence", "anywhere", "never")
 
 
 def _read_query(id: str, area: str, entry: dict) -> MarkQuery:
-    names = ("about", "sequence", "anywhere", "never")
-    if unknown := set(entry) - {"text", *names}:
-        raise BadDefinition(f"{id}: unknown field {min(unknown)!r}")
-    if not isinstance(entry.get("text"), str) or not entry["text"].strip():
-        raise BadDefinition(f"{id}: no text")
-    if odd := next((name for name in names if not isinstance(entry.get(name, []), list)), None):
+    if odd := next((name for name in _CONDITIONS if not isinstance(entry.get(name, []), list)), None):
         raise BadDefinition(f"{id}: {odd} is not a list")
     try:
         about = tuple(_pattern(text, "about") for text in entry.get("about", ()))
-        steps = {name: tuple(MarkStep.parse(line) for line in entry.get(name, ())) for name in names[1:]}
+        steps = {name: tuple(MarkStep.parse(line) for line in entry.get(name, ())) for name in _CONDITIONS[1:]}
     except BadDefinition as error:
         raise BadDefinition(f"{id}: {error}") from None
     return MarkQuery(id, entry["text"], area, about, **steps)
@@ -271,15 +244,6 @@ def label_marks(
     return relevant
 
 # %% ../../nbs/benchmark/01b_labels.ipynb #0f41ab07
-def _drawn(conversations: list[Conversation], n: int | None, seed: int, path: str | Path) -> list[Conversation]:
-    if n is None:
-        return conversations
-    if not 0 < n <= len(conversations):
-        raise CdrError(f"n_conversations={n} of {len(conversations):,} conversations in {path}")
-    chosen = np.random.default_rng(seed).choice(len(conversations), n, replace=False)
-    return [conversations[number] for number in sorted(chosen)]
-
-
 def build_dialogsum(
     path: str | Path,  # the corpus, as `read_dialogsum` takes it
     seed: int = 0,  # of the sample; without `n_conversations` nothing is random
@@ -289,7 +253,7 @@ def build_dialogsum(
     max_relevant: int = 50,
 ) -> Collection:  # licence CC BY-NC-SA 4.0, as the corpus
     "Build a labelled set from topics and reference summaries of DialogSum."
-    conversations = _drawn(list(read_dialogsum(path)), n_conversations, seed, path)
+    conversations = draw_conversations(list(read_dialogsum(path)), n_conversations, seed, path)
     queries = read_mark_queries("dialogsum") if queries is None else queries
     return build_labelled("dialogsum", conversations, queries, min_relevant, max_relevant, label_marks)
 
@@ -308,8 +272,8 @@ def build_xdailydialog(
         english = [conversation for conversation in read_xdailydialog(path) if conversation.meta.get("language") == "en"]
     whole = [conversation for conversation in english if len(conversation.labels) == 3]
     queries = read_mark_queries("xdailydialog") if queries is None else queries
-    collection = build_labelled("xdailydialog", _drawn(whole, n_conversations, seed, path), queries, min_relevant, max_relevant,
-                                label_marks)
+    collection = build_labelled("xdailydialog", draw_conversations(whole, n_conversations, seed, path), queries, min_relevant,
+                                max_relevant, label_marks)
     for conversation in english:
         if len(conversation.labels) < 3:
             reason = "labels that do not fit: " + "; ".join(map(str, conversation.meta.get("odd_labels", {}).values()))
