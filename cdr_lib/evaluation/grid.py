@@ -17,6 +17,7 @@ from ..core.conversation import content_hash
 from ..core.encoders import Encoder, embed, get_encoder
 from ..core.store import Store
 from ..retrieval.aligned import prepare
+from ..retrieval.bm25 import bm25_variant
 from ..retrieval.run import Run, read_run, write_run
 from ..retrieval.search import search
 from ..retrieval.segment import GRANULARITIES, segment
@@ -75,7 +76,7 @@ def run_grid(
     common = [collection_hash(collection), _code_hash(), str(window), rendering, str(k)]
     paths: dict[str, dict[str, Path]] = {}
     for given in encoders:
-        lexical = isinstance(given, str) and given.split(":")[0] == "bm25"
+        lexical = bm25_variant(given) is not None
         encoder = given if lexical or not isinstance(given, str) else get_encoder(given, device=device)
         label = encoder if lexical else encoder.name
         how = label if lexical else json_dumps({role: dict(encoder.fingerprint(role)) for role in ("query", "document")})

@@ -21,11 +21,12 @@ from ..core.encoders import Encoder, Reranker, embed, get_encoder, get_reranker
 from ..core.models import unit_vectors
 from ..core.store import Store
 from .alignment import Alignment, Costs, Scale, Side, View, align_one, aligned_topk, similarity_scale
-from .bm25 import BM25
+from .bm25 import BM25, bm25_variant
 from .grammar import parse_query
 from .late import embed_late
 from .run import Run
 from .script import Script
+from .search import check_queries
 from .segment import Units, segment
 from .voice import voiced
 
@@ -44,6 +45,11 @@ class Blend:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
                 raise CdrError(f"blend: {name}={value!r} must be a finite number of at least 0")
+
+    @property
+    def views(self) -> dict[str, float]:  # {granularity: weight}
+        "The granularities that count beside the alignment."
+        return {name: weight for name, weight in (("window", self.window), ("session", self.session)) if weight}
 
 # %% ../../nbs/retrieval/12_aligned.ipynb #9c433c98
 _LEXICAL = Scale(0.0, 0.15)
@@ -73,28 +79,25 @@ def _dense(scripts: Sequence[Script], units: Mapping[str, Units], blend: Blend, 
     if late:
         in_context = embed_late(encoder, {"turn": units["turn"]}, store, batch_size, progress)["turn"]
         vectors["turn"] = unit_vectors(vectors["turn"] + in_context, units["turn"].texts, encoder.name)
-    asks = [script.plain if script.plain.strip() else script.query for script in scripts]
+    asks, owner = _wholes(scripts)
     wanted = [part for script in scripts for part in script.parts]
     says = {row: said for row, part in enumerate(wanted) if blend.voice and (said := voiced(part))}
     texts = asks + [part.text for part in wanted] + list(says.values())
     every = embed(encoder, texts, "query", rendering, store, batch_size, progress)
     queries, parts, voices = np.split(every, np.cumsum([len(asks), len(wanted)]))
     parts[list(says)] += blend.voice * voices
-    owner = np.repeat(np.arange(len(scripts)), [len(script.parts) for script in scripts])
     parts = parts + blend.topic * _stands_in_topic(scripts)[:, None] * queries[owner]
     lengths = np.linalg.norm(parts, axis=1, keepdims=True)
     parts = (parts / np.where(lengths > 0, lengths, 1)).astype(np.float32)
     sides = {name: Side(vectors[name], part.conversation) for name, part in units.items()}
-    views = tuple(View(weight, queries, sides[name]) for name, weight in (("window", blend.window), ("session", blend.session))
-                  if weight)
+    views = tuple(View(weight, queries, sides[name]) for name, weight in blend.views.items())
     whole = (parts, sides["session"]) if "session" in sides else None
     return Sides(parts, sides["turn"], views, whole, similarity_scale(vectors["turn"]), encoder.name,
                   {role: encoder.fingerprint(role) for role in ("query", "document")})
 
 
 def _lexical(scripts: Sequence[Script], units: Mapping[str, Units], blend: Blend, variant: str) -> Sides:
-    asks = [script.plain if script.plain.strip() else script.query for script in scripts]
-    owner = np.repeat(np.arange(len(scripts)), [len(script.parts) for script in scripts])
+    asks, owner = _wholes(scripts)
     index = {name: BM25(part.texts, variant) for name, part in units.items()}
     said = [part.text for script in scripts for part in script.parts]
     whole = _shares(index["turn"].scores(asks))
@@ -102,12 +105,16 @@ def _lexical(scripts: Sequence[Script], units: Mapping[str, Units], blend: Blend
     parts = _shares(index["turn"].scores(said)) + sparse.diags_array(topic) @ whole[owner]
     parts = sparse.csr_array(sparse.diags_array(1 / (1 + topic)) @ parts)
     sides = {name: Side(None, part.conversation) for name, part in units.items()}
-    views = tuple(View(weight, _shares(index[name].scores(asks)), sides[name])
-                  for name, weight in (("window", blend.window), ("session", blend.session)) if weight)
+    views = tuple(View(weight, _shares(index[name].scores(asks)), sides[name]) for name, weight in blend.views.items())
     session = (_shares(index["session"].scores(said)), sides["session"]) if "session" in index else None
     first = index["turn"]
     return Sides(parts, sides["turn"], views, session, _LEXICAL, f"bm25:{variant}",
                  {"variant": first.variant, "k1": first.k1, "b": first.b})
+
+
+def _wholes(scripts: Sequence[Script]) -> tuple[list[str], np.ndarray]:  # texts of queries; int [parts], the query of each part
+    asks = [script.plain if script.plain.strip() else script.query for script in scripts]
+    return asks, np.repeat(np.arange(len(scripts)), [len(script.parts) for script in scripts])
 
 
 def _stands_in_topic(scripts: Sequence[Script]) -> np.ndarray:  # float64 [parts], 1 or 0
@@ -195,17 +202,15 @@ def prepare(
     progress: bool = True,
 ) -> AlignedSearch:
     "Read the queries, cut the corpus and embed both."
-    if bad := [query for query, text in queries.items() if not isinstance(text, str)]:
-        raise CdrError(f"query {bad[0]!r} is {type(queries[bad[0]]).__name__}, not text ({len(bad):,} such queries)")
+    check_queries(queries)
     if scripts is None:
         scripts = {query: parse_query(text) for query, text in queries.items()}
     elif missing := [query for query in queries if query not in scripts]:
         raise CdrError(f"no script for query {missing[0]!r} ({len(missing):,} such queries)")
     scripts = {query: scripts[query] for query in queries}
     chats = corpus if isinstance(corpus, Mapping) else list(corpus)
-    lexical = isinstance(encoder, str) and encoder.split(":")[0] == "bm25"
     asks_whole = any(part.scope == "session" for script in scripts.values() for part in script.parts)
-    needed = ["turn", *(["window"] if blend.window else []), *(["session"] if blend.session or asks_whole else [])]
+    needed = dict.fromkeys(["turn", *blend.views, *(["session"] if asks_whole else [])])
     units = {name: segment(chats, name, window, rendering) for name in needed}
     turns = units["turn"]
     if not turns.conversation_ids:
@@ -215,10 +220,10 @@ def prepare(
     for chat in chats.values() if isinstance(chats, Mapping) else chats:
         said[numbers[chat.id]] = chat.turns
     roles = np.array([said[number][place].role for number, place in zip(turns.conversation, turns.start)], dtype=object)
-    if lexical:
+    if (variant := bm25_variant(encoder)) is not None:
         if late:
             raise CdrError("late pooling needs an encoder with vectors, not BM25")
-        sides = _lexical(list(scripts.values()), units, blend, encoder.partition(":")[2] or "lucene")
+        sides = _lexical(list(scripts.values()), units, blend, variant)
     else:
         encoder = get_encoder(encoder, device=device) if isinstance(encoder, str) else encoder
         asked = [script for script in scripts.values() if script.parts]
