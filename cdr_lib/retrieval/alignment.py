@@ -17,8 +17,8 @@ from scipy import sparse
 
 from ..core.config import CdrError
 from .dense import parse_bytes
-from .run import Hits, first_units, id_places, ranking
-from .script import Part, Script
+from .run import Hits, id_places, ranking
+from .script import Script
 
 # %% ../../nbs/retrieval/11_alignment.ipynb #39a7b858
 _SAMPLE = 4096  # messages: enough for two digits, and cheap

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from cdr_lib.core.config import CdrError
-from tests.bench.bench_search import DIM, best_times, vectors
+from tests.bench.bench_search import best_times, vectors
 
 K = 100
 LIMIT = 1 / 3
