@@ -21,7 +21,7 @@ from ..core.config import CdrError, data_dir
 from .script import Part, Script
 
 # %% ../../nbs/retrieval/07b_labelled.ipynb #ee5aab39
-HALVES = ("dev", "test", "stranger-dev", "stranger-test")
+HALVES = ("dev", "test", "stranger-dev", "stranger-test", "analyst-dev", "analyst-test")
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class LabelledQuery:
     text: str
     script: Script
     area: str  # one of the task areas
-    hand: str = ""  # "stranger": written by another hand than the grammar
+    hand: str = ""  # "stranger" or "analyst": written by another hand than the grammar
 
     @property
     def half(self) -> str:
