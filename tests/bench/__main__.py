@@ -45,8 +45,11 @@ def main() -> None:
         machine = nan_to_null(hardware())
         before = read_json(folder / "bench.json") if (folder / "bench.json").is_file() else {}
         # What was not measured now stays as it was, if it was measured on such a machine.
-        if args.only and before.get("hardware") == machine:
-            rows += [row for row in before["rows"] if row["benchmark"] in set(MODULES) - set(args.only)]
+        rest = [row for row in before.get("rows", ()) if row["benchmark"] in set(MODULES) - set(args.only or MODULES)]
+        if rest and before["hardware"] != machine:
+            print(f"left out: {len(rest)} rows that were measured on another machine")
+        elif rest:
+            rows += rest
         rows.sort(key=lambda row: MODULES.index(row["benchmark"]))
         write_json(folder / "bench.json", {"hardware": machine, "rows": nan_to_null(rows)})
         write_text(folder / "bench.md", f"# Benchmarks\n\nWritten by `make bench`: ours and the reference in one process.\n\n{markdown(rows)}")
