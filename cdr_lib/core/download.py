@@ -8,7 +8,6 @@ __all__ = ['KINDS', 'HUB', 'RAW', 'MOST_UNPACKED', 'NOTE', 'Remote', 'fetch_file
 # %% ../../nbs/core/12_download.ipynb #31ab5b1a
 import errno
 import fnmatch
-import hashlib
 import http.client
 import os
 import re
