@@ -22,7 +22,8 @@ from .elicit import Elicitor, LlmElicitor, RuleElicitor
 from .index import CatalogIndex
 from .policy import Decision, PolicyConfig, Question, decide
 from .preferences import Preferences, Space, item_scores
-from .respond import Asked, LlmResponder, Responder, Response, TemplateResponder, asked_of
+from .respond import (_NOTHING_LEFT, Asked, LlmResponder, Responder, Response, TemplateResponder, _shown,
+                                 asked_of)
 from .shoppers import ShoppingSet
 
 # %% ../../nbs/d2d/08_assistants.ipynb #58a1cd24
@@ -138,9 +139,8 @@ _PROMPT = "Is one of these what you are looking for? If not, tell me more about 
 def _show(catalog: Catalog, rows: Sequence[int], why: str, ask: bool = True) -> Response:
     items = [catalog.items[row] for row in rows]
     if not items:
-        return Response("I have shown you everything that I found for this search.", explanation={"why": why})
-    lines = [f"{place}. {item.title}{f' ({item.price})' if item.price else ''}" for place, item in enumerate(items, 1)]
-    text = "\n".join(["These are the best that I found:", *lines]) + (f"\n\n{_PROMPT}" if ask else "")
+        return Response(_NOTHING_LEFT, explanation={"why": why})
+    text = _shown("These are the best that I found:", items) + (f"\n\n{_PROMPT}" if ask else "")
     return Response(text, tuple(item.id for item in items), explanation={"why": why})
 
 

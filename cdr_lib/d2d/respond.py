@@ -7,7 +7,7 @@ __all__ = ['Asked', 'Response', 'asked_of', 'Written', 'Responder', 'Experience'
 
 # %% ../../nbs/d2d/07_respond.ipynb #01aa32d8
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -149,13 +149,12 @@ class TemplateResponder:
         "The text of a decision; the dialogue is not needed."
         parts = []
         if decision.recommend:
-            lines = [f"{place}. {_line(space.item(row))}" for place, row in enumerate(decision.recommend, 1)]
-            some = "This fits" if len(lines) == 1 else "These fit"
-            parts.append("\n".join([f"{some} what you told me best so far:", *lines]))
+            some = "This fits" if len(decision.recommend) == 1 else "These fit"
+            parts.append(_shown(f"{some} what you told me best so far:", map(space.item, decision.recommend)))
         if decision.question:
             parts.append(self._question(space, decision.question, bool(decision.recommend)))
         if not parts:
-            parts.append("I have shown you everything that I found for this search.")
+            parts.append(_NOTHING_LEFT)
         return Written("\n\n".join(parts))
 
     def _effect(self, space: Space, attribute: int) -> str:
@@ -188,8 +187,12 @@ class TemplateResponder:
                         f"{_capital(both)}. I ask because they separate the products that are left.")
 
 
-def _line(item: Item) -> str:
-    return f"{item.title}{f' ({item.price})' if item.price else ''}"
+_NOTHING_LEFT = "I have shown you everything that I found for this search."
+
+
+def _shown(opening: str, items: Iterable[Item]) -> str:
+    return "\n".join([opening, *(f"{place}. {item.title}{f' ({item.price})' if item.price else ''}"
+                                for place, item in enumerate(items, 1))])
 
 # %% ../../nbs/d2d/07_respond.ipynb #ac7bb62c
 def _item_card(item: Item, most: int = 12) -> dict:
