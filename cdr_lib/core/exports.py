@@ -9,7 +9,7 @@ __all__ = ['BRANCHES', 'path_to', 'iso_time', 'read_chatgpt', 'read_claude', 're
 import datetime
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -182,10 +182,7 @@ def read_chatgpt(
     source: str = "chatgpt",
 ) -> Reader:
     "Read the conversations of a ChatGPT account export."
-    one_of("branches", branches, BRANCHES)
-    _check_options(on_error, surrogates, roles)
-    export = ExportFiles.of(path)
-    names = _conversation_files(export, r"(?:.*/)?conversations(?:-\d+)?\.json", "a ChatGPT export")
+    records = _records(path, "a ChatGPT export", on_error, surrogates, branches, roles)
 
     def parse(record: Record, counts: Counter) -> Iterable[Conversation]:
         row = record.value
@@ -205,22 +202,22 @@ def read_chatgpt(
         return _branches(id, parents, seen, branches, turns.__getitem__,
                          lambda id, turns: Conversation(id, turns, source, meta), counts)
 
-    records = export_records(export, names, surrogates, "a ChatGPT export")
     return Reader(records, parse, on_error, on_duplicate)
 
 
-def _check_options(on_error: str, surrogates: str, roles: Mapping[str, str] | None) -> None:
+def _records(path: str | Path, what: str, on_error: str, surrogates: str, branches: str,
+             roles: Mapping[str, str] | None) -> Iterator[Record]:
+    "The conversations of an export as they stand, once the options have been checked."
+    one_of("branches", branches, BRANCHES)
     one_of("on_error", on_error, ON_ERROR)
     one_of("surrogates", surrogates, SURROGATES)
     check_roles(roles)
-
-
-def _conversation_files(export: ExportFiles, pattern: str, what: str) -> list[str]:
-    "The files of conversations in an export; a file given alone is one whatever its name."
-    names = list(export.names) if export.kind == "file" else export.matching(pattern)
+    export = ExportFiles.of(path)
+    # A file given alone is one of conversations whatever its name.
+    names = list(export.names) if export.kind == "file" else export.matching(r"(?:.*/)?conversations(?:-\d+)?\.json")
     if not names:
         raise export.refuse(what, "there is no conversations.json in it")
-    return names
+    return export_records(export, names, surrogates, what)
 
 # %% ../../nbs/core/07_exports.ipynb #a0362cf5
 _NO_PARENT = re.compile("0{8}-0000-4?0*-")
@@ -302,10 +299,7 @@ def read_claude(
     source: str = "claude",
 ) -> Reader:
     "Read the conversations of a Claude account export."
-    one_of("branches", branches, BRANCHES)
-    _check_options(on_error, surrogates, roles)
-    export = ExportFiles.of(path)
-    names = _conversation_files(export, r"(?:.*/)?conversations(?:-\d+)?\.json", "a Claude export")
+    records = _records(path, "a Claude export", on_error, surrogates, branches, roles)
 
     def parse(record: Record, counts: Counter) -> Iterable[Conversation]:
         row = record.value
@@ -335,7 +329,7 @@ def read_claude(
         return _branches(id, parents, seen, branches, turns.__getitem__,
                          lambda id, turns: Conversation(id, turns, source, meta), counts)
 
-    return Reader(export_records(export, names, surrogates, "a Claude export"), parse, on_error, on_duplicate)
+    return Reader(records, parse, on_error, on_duplicate)
 
 # %% ../../nbs/core/07_exports.ipynb #723f7c53
 _EXACT = 10**15
