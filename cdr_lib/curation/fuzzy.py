@@ -142,6 +142,21 @@ def _powers(n: int) -> np.ndarray:  # uint64 [2, n]
     return _power_table(max(1 << 20, 1 << n.bit_length()))[:, :n]
 
 
+class _Hashes:
+    "Hashes of all stretches of a sequence of numbers, from sums up to each place."
+
+    def __init__(self, values: np.ndarray):  # whole numbers [n], not negative
+        power, self.inverse = _powers(len(values) + 1)
+        self.sums = np.zeros(len(values) + 1, np.uint64)
+        np.cumsum(values * power[:-1], out=self.sums[1:])
+
+    def __call__(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:  # uint64
+        hashes = self.sums[stops]
+        hashes -= self.sums[starts]
+        hashes *= self.inverse[starts]
+        return _mixed(hashes)
+
+
 def _tokens(codes: np.ndarray, classes: np.ndarray, characters: bool) -> tuple[np.ndarray, np.ndarray]:
     "Hashes of all words (or characters) of texts in a row, uint64 [m], and where each text begins, int64 [n + 1]."
     word = classes != _GAP
@@ -150,13 +165,7 @@ def _tokens(codes: np.ndarray, classes: np.ndarray, characters: bool) -> tuple[n
     bounds = np.flatnonzero(codes == 0)
     first = np.searchsorted(starts, bounds)
     if not characters:
-        power, inverse = _powers(len(codes))
-        sums = np.zeros(len(codes) + 1, np.uint64)
-        np.cumsum(codes * power, out=sums[1:])
-        hashes = sums[stops]
-        hashes -= sums[starts]
-        hashes *= inverse[starts]
-        return _mixed(hashes), first
+        return _Hashes(codes)(starts, stops), first
     # Single spaces between words, none around a text.
     inner = np.ones(len(starts), bool)
     inner[first[:-1][first[:-1] < first[1:]]] = False

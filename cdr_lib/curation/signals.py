@@ -19,6 +19,7 @@ import numpy as np
 
 from ..core.config import CdrError
 from ..core.conversation import Conversation
+from .fuzzy import _ODD, _Hashes, _mixed
 
 # %% ../../nbs/curation/05_signals.ipynb #8cf485d1
 _OTHER, _UPPER, _LOWER, _LETTER, _MARK, _DIGIT, _PUNCTUATION, _SYMBOL, _SPACE, _BREAK, _FORMAT = range(11)
@@ -139,44 +140,6 @@ def ends_sentence(
     return bool(_ends(_codes(text), np.array([0]), np.array([len(text)]), ends)[0])
 
 # %% ../../nbs/curation/05_signals.ipynb #ce22ed24
-_BASE = np.uint64(0x9E3779B97F4A7C15)
-_MIX = np.uint64(0xD6E8FEB86659FD93)
-_powers_made: list[np.ndarray] = []
-
-
-def _powers(n: int) -> tuple[np.ndarray, np.ndarray]:  # uint64 [n] each
-    "The powers of the base and their inverses; an odd number has an inverse modulo 2^64."
-    if not _powers_made or len(_powers_made[0]) < n:
-        size = 1 << max(16, (n - 1).bit_length())
-        inverse = np.uint64(pow(int(_BASE), -1, 1 << 64))
-        made = []
-        for base in (_BASE, inverse):
-            factors = np.full(size, base, np.uint64)
-            factors[0] = 1
-            made.append(np.cumprod(factors, dtype=np.uint64))
-        _powers_made[:] = made
-    return _powers_made[0][:n], _powers_made[1][:n]
-
-
-def _mixed(values: np.ndarray) -> np.ndarray:
-    "Spread what differs over all 64 bits."
-    values = values ^ (values >> np.uint64(32))
-    values *= _MIX
-    return values ^ (values >> np.uint64(29))
-
-
-class _Hashes:
-    "Hashes of all stretches of a sequence of numbers."
-
-    def __init__(self, values: np.ndarray):  # uint64 [n]
-        powers, self.inverse = _powers(len(values) + 1)
-        self.sums = np.zeros(len(values) + 1, np.uint64)
-        np.cumsum(values * powers[:-1], out=self.sums[1:])
-
-    def __call__(self, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:  # uint64
-        return _mixed((self.sums[stops] - self.sums[starts]) * self.inverse[starts])
-
-
 def _word_spans(codes: np.ndarray, kinds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # starts, stops of words
     "Runs of visible characters; a letter of a script without spaces is a run of its own, with its marks."
     classes = kinds & (_CLASSES - 1)
@@ -247,7 +210,7 @@ def _duplicate_spans(
     first = np.flatnonzero(marks)
     last = np.append(first[1:], len(marks))[:len(first)]
     whose = owner[first]
-    order, is_first = _repeats(_mixed(hashes(first, last) + whose.astype(np.uint64) * _BASE))
+    order, is_first = _repeats(_mixed(hashes(first, last) + whose.astype(np.uint64) * np.uint64(_ODD)))
     again = order[~is_first]
     chars = stops[last[again] - 1] - starts[first[again]]
     return (np.bincount(whose, minlength=n), np.bincount(whose[again], minlength=n),
@@ -268,7 +231,7 @@ def _ngram_chars(
         # An n-gram can only repeat where the shorter one at the same word does.
         at = at[at + size <= len(owner)]
         at = at[owner[at] == owner[at + size - 1]]
-        order, is_first = _repeats(_mixed(hashes(at, at + size) + owner[at].astype(np.uint64) * _BASE))
+        order, is_first = _repeats(_mixed(hashes(at, at + size) + owner[at].astype(np.uint64) * np.uint64(_ODD)))
         if not len(order):
             break
         group = np.cumsum(is_first) - 1
