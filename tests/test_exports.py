@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from openpyxl import Workbook
 
 from cdr_lib.core.archives import ExportFiles, looks_like, media_placeholder
-from cdr_lib.core.chat import Message, RawDate, days_first, split_chat
+from cdr_lib.core.chat import Message, split_chat
 from cdr_lib.core.config import CdrError
 from cdr_lib.core.conversation import BadRecord
 from cdr_lib.core.exports import read_chatgpt, read_claude, read_long_excel
@@ -361,6 +361,11 @@ def test_whatsapp_ios_marks_its_own_words(tmp_path):
     (["31/12/23", "1/1/24"], "2023-12-31"), (["12/31/23", "1/1/24"], "2023-12-31"),
     (["1/11/23", "2/3/23"], "2023-01-11"),  # the first of November would come before the second of March
     (["11/1/23", "3/2/23"], "2023-01-11"), (["3.4.23"], "2023-04-03"), (["5/5/23"], "2023-05-05"), (["2023/4/3"], "2023-04-03"),
+    (["24/03/31", "24/04/01"], "2024-03-31"),  # day first would go back from 2031 to 2001; no month is the 24th
+    (["10/12/30", "11/01/02"], "2010-12-30"),  # the others: from 2030 to 2002
+    (["24.03.31", "24.04.01"], "2024-03-31"),
+    (["24/03/15", "24/04/15"], "2015-03-24"),  # the year stands last where it can
+    (["24/03/31", "23/03/31", "24/04/01"], "2031-03-24"),  # no reading is in order: a number over 12 is a day
 ])
 def test_whatsapp_the_dates_of_a_file_tell_their_order(tmp_path, dates, first):
     reader = whatsapp(tmp_path, "".join(f"{date}, 21:05 - Ana: hi\n" for date in dates))
@@ -374,8 +379,27 @@ def test_whatsapp_dates_that_could_be_either_ask(tmp_path):
     for day_first, first in ((True, "2023-04-03"), (False, "2023-03-04")):
         reader = whatsapp(tmp_path, text, day_first=day_first)
         assert next(reader).turns[0].meta["time"] == f"{first}T21:05:00"
-    with pytest.raises(CdrError, match="do not settle"):
-        days_first([RawDate(31, 12, 23), RawDate(12, 31, 23)], "x")
+
+
+@pytest.mark.parametrize("dates, says", [
+    (["31/12/23", "12/31/23"], "31/12/23 and 12/31/23"),  # as day, month, year or the other way round, never both
+    (["24/13/15"], "holds for 24/13/15"),
+    (["24/03/31", "12/31/15"], "24/3/31 and 12/31/15"),
+])
+def test_whatsapp_dates_in_no_order_are_an_error(tmp_path, dates, says):
+    text = "".join(f"[{date}, 10:00:00] Ana: hi\n" for date in dates)
+    with pytest.raises(CdrError, match=says):
+        list(whatsapp(tmp_path, text))
+    reader = whatsapp(tmp_path, text, day_first=True, on_error="collect")
+    list(reader)
+    assert "no date" in reader.rejects[0].reason
+
+
+def test_whatsapp_an_impossible_date_among_others_is_one_bad_message(tmp_path):
+    text = "".join(f"[{date}, 10:00:00] Ana: hi\n" for date in ("13/12/23", "24/13/15", "14/12/23"))
+    reader = whatsapp(tmp_path, text, on_error="collect")
+    assert [each.turns[0].meta["time"] for each in reader] == ["2023-12-14T10:00:00"]
+    assert [reject.line for reject in reader.rejects] == [2, 1] and "24/13/15" in reader.rejects[0].reason
 
 
 def test_whatsapp_a_bad_message_spoils_its_conversation_only(tmp_path):

@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from .archives import ExportFiles, checked, export_document, looks_like, media_placeholder
-from .chat import Chat, Message, RawDate, chat_or_reject, date_of, days_first, read_chats
+from .chat import Chat, Message, RawDate, chat_or_reject, date_of, date_order, read_chats
 from .config import CdrError
 from .conversation import BadRecord
 from .io import Reader
@@ -65,13 +65,13 @@ def stamp_of(line: str) -> Stamp | None:
     return Stamp(date, int(found["hour"]), int(found["minute"]), int(found["seconds"] or 0), half, form, found["rest"])
 
 
-def _time_of(stamp: Stamp, day_first: bool) -> datetime.datetime:
+def _time_of(stamp: Stamp, order: str) -> datetime.datetime:
     if stamp.half is None:
         raise BadRecord("the half of the day (AM or PM) is in words that are not known")
     hour = stamp.hour
     if stamp.half == "pm" and hour < 12 or stamp.half == "am" and hour == 12:
         hour = (hour + 12) % 24
-    return date_of(stamp.date, day_first, hour, stamp.minute, stamp.second)
+    return date_of(stamp.date, order, hour, stamp.minute, stamp.second)
 
 # %% ../../nbs/core/07b_messengers.ipynb #e3523bda
 _SENDER = re.compile(rf"{_MARKS}(?P<who>[^:]{{1,100}}?){_MARKS}:(?: (?P<text>.*)|$)", re.DOTALL)
@@ -191,7 +191,7 @@ def _whatsapp_chat(export: ExportFiles, name: str, day_first: bool | None, count
     marked = any("\u200e" in line for _, _, line in lines)
     starts = [(number, stamp) for number, stamp, _ in lines if stamp and stamp.form == form]
     counts["dated_lines_in_text"] += sum(stamp is not None for _, stamp, _ in lines) - len(starts)
-    first_day = days_first([stamp.date for _, stamp in starts], place, day_first)
+    order = date_order([stamp.date for _, stamp in starts], place, day_first)
     title = _whatsapp_name(export, name)
     chat = Chat(title, place, [], {"chat": title})
     if preamble := [line for number, _, line in lines if number < starts[0][0] and line.strip()]:
@@ -200,7 +200,7 @@ def _whatsapp_chat(export: ExportFiles, name: str, day_first: bool | None, count
     for (number, stamp), end in zip(starts, ends):
         # A line is split at \n alone, so its stamp may carry the \r of its end.
         text = "\n".join([stamp.rest.removesuffix("\r"), *(line for _, _, line in lines[number:end - 1])])
-        if message := _whatsapp_message(text, stamp, first_day, marked, number):
+        if message := _whatsapp_message(text, stamp, order, marked, number):
             chat.messages.append(message)
             counts["deleted_messages"] += "deleted" in message.meta
             counts["notices"] += "notice" in message.meta
@@ -209,7 +209,7 @@ def _whatsapp_chat(export: ExportFiles, name: str, day_first: bool | None, count
     return chat
 
 
-def _whatsapp_message(text: str, stamp: Stamp, day_first: bool, marked: bool, number: int) -> Message | None:
+def _whatsapp_message(text: str, stamp: Stamp, order: str, marked: bool, number: int) -> Message | None:
     sender = _SENDER.match(text)
     who = _plain(sender["who"]) if sender else ""
     # A quotation mark left open: the colon stands in a new name of the group, not behind a person.
@@ -219,7 +219,7 @@ def _whatsapp_message(text: str, stamp: Stamp, day_first: bool, marked: bool, nu
     if found is None:
         return None
     try:
-        time, problem = _time_of(stamp, day_first), ""
+        time, problem = _time_of(stamp, order), ""
     except BadRecord as error:
         time, problem = None, error.reason
     if not text.isascii() and re.search("[\udc80-\udcff]", text):

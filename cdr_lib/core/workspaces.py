@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 from .archives import ExportFiles, checked, export_document, media_placeholder
-from .chat import Chat, Message, RawDate, chat_or_reject, date_of, days_first, read_chats
+from .chat import Chat, Message, RawDate, chat_or_reject, date_of, date_order, read_chats
 from .config import CdrError
 from .conversation import BadRecord, is_blank
 from .formats import csv_rows, iso_datetime
@@ -274,7 +274,7 @@ def _hour(hour: str, half: str | None) -> int:
     return int(hour) % 12 + 12 * (half[0] in "Pp")
 
 
-def _discord_time(text: Any, day_first: bool) -> datetime.datetime:
+def _discord_time(text: Any, order: str) -> datetime.datetime:
     "A time in any of the forms, or `BadRecord`."
     text = text.strip() if isinstance(text, str) else ""
     try:
@@ -282,10 +282,10 @@ def _discord_time(text: Any, day_first: bool) -> datetime.datetime:
             return time
         if found := _NAMED.fullmatch(text):
             raw = RawDate(int(found[1]), _MONTHS.index(found[2].lower()) + 1, int(found[3]))
-            return date_of(raw, True, _hour(found[4], found[7]), int(found[5]), int(found[6] or 0))
+            return date_of(raw, "dmy", _hour(found[4], found[7]), int(found[5]), int(found[6] or 0))
         if found := _SIGNED.fullmatch(text):
             raw = RawDate(int(found[1]), int(found[3]), int(found[4]), found[2])
-            return date_of(raw, day_first, _hour(found[5], found[8]), int(found[6]), int(found[7] or 0))
+            return date_of(raw, order, _hour(found[5], found[8]), int(found[6]), int(found[7] or 0))
     except ValueError:
         pass
     raise BadRecord(f"the date {text!r} cannot be read")
@@ -307,7 +307,7 @@ def _discord_csv(export: ExportFiles, name: str, day_first: bool | None) -> Chat
     dates = [RawDate(int(found[1]), int(found[3]), int(found[4]), found[2]) for record in records
              if not record.problem and (found := _SIGNED.fullmatch(record.value["Date"].strip()))
              and iso_datetime(record.value["Date"].strip()) is None]
-    first = days_first(dates, export.place(name), day_first)
+    order = date_order(dates, export.place(name), day_first)
     for record in records:
         message = Message("", "", line=record.line, raw=record.raw, problem=record.problem)
         try:
@@ -316,7 +316,7 @@ def _discord_csv(export: ExportFiles, name: str, day_first: bool | None) -> Chat
                 marks = map(media_placeholder, re.split(r",(?=https?://|[^,]+\.\w+$)", row.get("Attachments") or ""))
                 kept = {"author_id": "AuthorID", "attachments": "Attachments", "reactions": "Reactions"}
                 message = message._replace(
-                    speaker=row["Author"] or "unknown", time=_discord_time(row["Date"], first),
+                    speaker=row["Author"] or "unknown", time=_discord_time(row["Date"], order),
                     text=_lines(row["Content"], *(marks if row.get("Attachments") else ())),
                     meta={key: row[column] for key, column in kept.items() if row.get(column)})
         except BadRecord as error:
@@ -340,7 +340,7 @@ def _discord_message(entry: Any) -> Message:
     name, time = author.get("name"), entry.get("timestamp")
     kept = {key: entry[key] for key in _DISCORD_KEPT if entry.get(key) and entry[key] != "Default"}
     return Message(name if isinstance(name, str) and name else "unknown", text,
-                   None if time is None else _discord_time(time, True), kept, author.get("isBot") is True,
+                   None if time is None else _discord_time(time, "dmy"), kept, author.get("isBot") is True,
                    str(entry.get("id") or ""), raw=text)
 
 
@@ -368,7 +368,7 @@ def _discord_json(export: ExportFiles, name: str, surrogates: str, counts: Count
         except BadRecord as error:
             row = entry if isinstance(entry, Mapping) else {}
             try:
-                time = _discord_time(row.get("timestamp"), True)
+                time = _discord_time(row.get("timestamp"), "dmy")
             except BadRecord:
                 time = None
             chat.messages.append(Message("", "", time, key=str(row.get("id") or f"message {number}"), raw=str(entry),
