@@ -6,48 +6,59 @@
 __all__ = ['TALKS', 'BEGIN', 'END', 'WHERE', 'FROM_TO', 'THEN', 'AT_ONCE', 'SEPARATORS', 'TURNS', 'FIRST', 'MIDDLE', 'LAST',
            'starts', 'which_phrase', 'Frame', 'find_frame', 'Step', 'cut_out', 'done_by', 'to_clauses']
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #a759e544
+# %% ../../nbs/retrieval/07d_clauses.ipynb #9fde9aaa
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from cdr_lib.retrieval.lexicon import (
-    ADVERBS, ALSO_NOUNS, ASSISTANT, BE, DETERMINERS, DO, DONE_TO, EVENT, EVENTS, FATES, HAVE, MODAL, NOT_ADJECTIVE,
-    POSSESSIVES, PREPOSITIONS, REACTIONS, RECEIVED, SPEECH, TIMES_OF_DAY, USER, VERBS, Word, acts_at, inflected,
+    ADVERBS, ALSO_NOUNS, ASSISTANT, BE, DETERMINERS, DO, DONE_TO, EVENT, EVENTS, FATES, FEELINGS, HAVE, MANNERS,
+    MODAL,
+    NOT_ADJECTIVE, POSSESSIVES, PREPOSITIONS, REACTIONS, RECEIVED, SPEECH, TIMES_OF_DAY, USER, VERBS, Word, acts_at,
+    inflected,
     inside_speech, is_nominal, phrase_list, side_at, subject_at, word_set,
 )
 from .script import ROLES
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #a46e25f8
+# %% ../../nbs/retrieval/07d_clauses.ipynb #71be41a6
 TALKS = frozenset(
     form
     for noun in """
     conversation chat dialogue dialog session discussion exchange interaction transcript log thread talk call case
-    example instance moment situation passage message place consultation meeting interview conversation-log
+    example instance moment situation passage message place consultation meeting interview conversation-log ticket
+    time
+    occasion point episode spot scene one anything everything something anywhere
 """.split()
     for form in (noun, noun + "s")
 )
 _BOUND = word_set("""
     call case place message messages moments instances examples situations meetings interviews moment instance example
-    talk meeting interview situation calls cases places talks thread threads exchange exchanges log logs
+    talk meeting interview situation calls cases places talks thread threads exchange exchanges log logs ticket
+    tickets
+    time times occasion occasions point points episode episodes spot spots scene scenes one ones anything everything
+    something
+    anywhere
 """)  # other things too: a frame only after a verb such as "find" or before "where"
 _ASK = re.compile(
-    r"(?:(?:hi|hello|hey|please|kindly|now|ok|okay)[ ,]+)*"
-    r"(?:(?:can|could|would|will) (?:you|we|i) (?:please |kindly )?)?"
-    r"(?:(?:please )?(?:find|show|give|list|get|fetch|retrieve|search for|search|look for|look up|display|identify|locate|return|"
-    r"bring up|"
+    r"(?:(?:hi|hello|hey|please|pls|plz|kindly|now|ok|okay)[ ,]+)*"
+    r"(?:(?:can|could|would|will) (?:you|we|i) (?:please |pls |kindly )?|help me (?:to )?|i(?:'d| would) like you to |let's |let us )?"
+    r"(?:(?:please |pls )?(?:find|show|give|list|get|fetch|retrieve|search for|search|look for|look up|look at|display|identify|"
+    r"locate|return|bring up|point me to|flag|export|browse|count|highlight|"
     r"pull up|pull out|pull|filter|select|collect|spot|surface|extract|dig up)(?: (?:me|us|out|up))*(?: for)?\b"
     r"|(?:i(?:'m| am)|we(?:'re| are)) (?:(?:looking|searching) for|after|interested in)\b"
     r"|looking for\b(?= \w+ (?:where|in which|that))"
-    r"|(?:i|we)(?:'d| would)? (?:like|want|need|wish)(?: to (?:see|find|read|get|know|look at))?"
-    r"(?= (?:all|any|every|some|the|a|each|"
-    r"conversations?|chats?|dialog(?:ue)?s?|sessions?|examples?|users?|customers?)\b)"
-    r"|(?:are|is|were) there\b|do we have(?= )|what are\b|tell me(?: about)?"
+    r"|(?:(?:i|we)(?:'d| would)? )?(?:like|want|need|wish|wanted|needed)(?: to (?:see|find|read|get|know|look at))?"
+    r"(?= (?:all|any|every|some|the|a|each|more|just|only|how|whether|if|when|where|why|what|"
+    r"conversations?|chats?|dialog(?:ue)?s?|sessions?|examples?|instances?|transcripts?|logs|cases|users?|customers?)\b)"
+    r"|(?:are|is|were) there\b|(?:do|did) (?:we|you) have(?= )|have we (?:got|had)|what are\b|tell me(?: about)?"
+    r"|(?:searching|hunting) for\b(?= \w+ (?:where|in which|that|of|with))"
     r"|let me see)?",
     re.IGNORECASE,
 )
 _MAYBE_ASK = word_set("""
     return get collect select filter pull spot list extract give display surface bring look show search fetch identify
+    flag
+    export browse count highlight
 """)
 _QUANTITY = word_set("""
     all any every each some the a an of those these most many few several other just only examples instances cases our
@@ -55,12 +66,14 @@ _QUANTITY = word_set("""
 """)
 _SAMPLES = word_set("examples instances cases occurrences example moments signs")
 _OPENING = phrase_list("""
-    how often | how many | where | when | why | which | what | who | whose | in which | how | do | does | did | is |
+    how often | how frequently | how common is it that | how many times | how many | how | whether | if | where | when
+    | why | which | what | who | whose | in which | at what point | do | does | did | is |
     are | has | have
 """)
 BEGIN = word_set("begin begins began beginning start starts started starting open opens opened opening")
 END = word_set("""
-    end ends ended ending close closes closed closing conclude concludes concluded concluding finish finishes finished finishing
+    end ends ended ending close closes closed closing conclude concludes concluded concluding finish finishes finished
+    finishing
 """)
 _PLAIN = word_set("relevant past recent previous such support customer user users' real whole complete")
 _ABOUT = word_set("about on concerning regarding around covering re")
@@ -75,7 +88,7 @@ WHERE = phrase_list("""
     following : | :
 """)
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #072b08f6
+# %% ../../nbs/retrieval/07d_clauses.ipynb #6e344b0a
 def starts(words: list[Word], at: int, phrase: tuple[str, ...]) -> bool:
     "Whether a phrase stands at a place."
     if at >= len(words) or words[at].low != phrase[0]:
@@ -90,7 +103,7 @@ def which_phrase(words: list[Word], at: int, phrases: Iterable[tuple[str, ...]])
     low = words[at].low
     return max((len(phrase) for phrase in phrases if phrase[0] == low and starts(words, at, phrase)), default=0)
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #1600e486
+# %% ../../nbs/retrieval/07d_clauses.ipynb #1c5eb616
 class Frame(NamedTuple):
     "What is left of a query when the words around it are taken away."
 
@@ -173,8 +186,9 @@ def _front(words: list[Word], text: str) -> Frame:
             return _talks(words, start, at, talk, where)
         if low in NOT_ADJECTIVE or (low in VERBS and low not in ALSO_NOUNS and not low.endswith(("ed", "ing"))):
             break
-    if at - start > 1 and words[at - 1].low == "of" and words[at - 2].low in _SAMPLES:
-        start = at  # "examples of"
+    for sample in range(start, at - 1):
+        if words[sample].low in _SAMPLES and words[sample + 1].low == "of":
+            start = sample + 2  # "examples of"
     for phrase in _OPENING:
         if starts(words, start, phrase) and len(words) > start + len(phrase):
             return _question(words, start, phrase)
@@ -189,10 +203,12 @@ def _front(words: list[Word], text: str) -> Frame:
             return Frame(words[start:], words[stop + length :], [] if samples else words[start:stop])
     return Frame(words[start:], words[start:], [])
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #45bbf8da
+# %% ../../nbs/retrieval/07d_clauses.ipynb #2acb6037
 def _question(words: list[Word], start: int, phrase: tuple[str, ...]) -> Frame:
     at = start + len(phrase)
     rest = words[at:]
+    if phrase[0] in ("how", "whether", "if") and len(phrase) == 1 and start and subject_at(rest, 0):
+        return Frame(rest, rest, [])  # "I want to see how users react"
     if phrase == ("how",) and not (
         rest[0].low in DO or rest[0].low in BE or rest[0].low in MODAL
     ):  # "how to", "how vaccines work"
@@ -218,7 +234,7 @@ def _question(words: list[Word], start: int, phrase: tuple[str, ...]) -> Frame:
             rest = [be, *rest]
     return Frame(rest, rest, [])
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #7cd96e4a
+# %% ../../nbs/retrieval/07d_clauses.ipynb #cac1a3b1
 def _talks(words: list[Word], start: int, described: int, talk: int, where: int) -> Frame:
     "A frame with a noun for conversations at `talk`; its adjectives begin at `described`."
     at = talk + 1
@@ -253,8 +269,13 @@ def _talks(words: list[Word], start: int, described: int, talk: int, where: int)
             topic = [*words[described : talk + 1], *words[inner:stop]]
         skip = which_phrase(words, stop, WHERE) or (1 if stop < len(words) else 0)
         return Frame(words[end:], words[stop + skip :], topic)
-    if inner < len(words) and words[inner].low in ("without", "lacking") and inner + 1 < len(words):
+    if inner < len(words) and words[inner].low in ("without", "lacking", "missing", "lack") and inner + 1 < len(words):
+        without = Word("without", words[inner].text, True)
+        return Frame(words[inner:], [without, *words[inner + 1 :]], adjectives)
+    if inner + 2 < len(words) and words[inner].low in ("never", "nobody"):
         return Frame(words[inner:], words[inner:], adjectives)
+    if inner + 1 < len(words) and not relative and _forms(words, inner) == {"past"} and done_by(words[inner:]):
+        return Frame(words[inner:], words[inner:], adjectives)  # "sessions abandoned by the user"
     if inner < len(words) and words[inner].low in (
         "with",
         "between",
@@ -265,6 +286,8 @@ def _talks(words: list[Word], start: int, described: int, talk: int, where: int)
         "containing",
         "of",
         "showing",
+        "having",
+        "exhibiting",
     ):
         rest = words[inner + 1 :]
         if (
@@ -302,7 +325,9 @@ def _talks(words: list[Word], start: int, described: int, talk: int, where: int)
     second = words[inner + 1].low if inner + 1 < len(words) else ""
     if first in BEGIN | END and second == "without" and inner + 2 < len(words):
         return Frame(words[inner:], words[inner + 1 :], [])
-    placed = first in BEGIN | END and second in ("with", "by", "in", "on", "as", "out", "off", "up", "and")
+    placed = first in BEGIN | END and (
+        second in ("with", "by", "in", "on", "as", "out", "off", "up", "and") or second in FEELINGS | MANNERS
+    )
     if placed or (first in DO and second in ("not", *BEGIN, *END)) or first in FROM_TO or first == "show":
         return Frame(words[inner:], words[inner + (first == "show") :], [*adjectives, words[talk]] if adjectives else [])
     for stop in range(inner, len(words) - 1):  # "conversations of last week in which ..."
@@ -313,6 +338,10 @@ def _talks(words: list[Word], start: int, described: int, talk: int, where: int)
                 else words[inner:stop]
             )
             return Frame(words[inner:], words[stop + length :], [*adjectives, *topic])
+    if first in END | BEGIN and not relative and any(
+        words[i].low in ("after", "because", "when", "once") for i in range(inner + 1, len(words) - 1)
+    ):
+        return Frame(words[inner:], words[inner:], adjectives)
     if subject_at(words, inner) and not relative:
         return Frame(words[inner:], words[inner:], [*adjectives, words[talk]] if adjectives else [])
     return Frame(words[inner:], [], [*words[described : talk + 1], *words[inner:]] if adjectives else words[inner:])
@@ -340,24 +369,32 @@ FROM_TO = frozenset(
     for form in inflected(base)
 )
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #eb31979c
+# %% ../../nbs/retrieval/07d_clauses.ipynb #1e329511
 # kind: "later", "next": a new clause after this one. "after", "afternext": what follows comes first. "before": it comes after.
 _PHRASES: dict[str, list[tuple[tuple[str, ...], str]]] = {}
 for _kind, _listed in {
     "later": """
-        after which | only to | followed by | is followed by | are followed by | was followed by | gets followed
+        after which | whereupon | at which point | upon which | which is when | and as a result | to which | only to |
+        followed by | is followed by | are followed by | was followed by | gets followed
         by | followed later by | leading to | which leads to | before finally | before eventually | and eventually
         | met with | is met with | are met with | was met with | meets with | that is met with | that are met with
         | that meets with | that meet with | which is met with | resulting in | until finally | until eventually |
         followed eventually by | that leads to | that is followed by | which is followed by | that are followed by
-        | that was followed by
+        | that was followed by | that were followed by | which were followed by | which was followed by | then
+        followed by |
+        followed up by | is succeeded by | succeeded by | giving rise to | that results in | which results in | and
+        then finally
+        | leads to | lead to | led to | results in | triggers | provokes | that triggers | that provokes | which
+        triggers |
+        triggering | provoking
     """,
     "next": """
         followed immediately by | immediately followed by | followed directly by | directly followed by | followed
         at once by | is immediately followed by | is directly followed by
     """,
     "after": """
-        after | even when | even if | each time | every time | only after | once | only once | following |
+        after | because | since | if | in the wake of | in the aftermath of | even when | even if | each time | every
+        time | only after | once | only once | following |
         whenever | when | although | even though | though | despite | in spite of | having | even after | shortly
         after | some time after | soon after | long after | as a result of | because of | when faced with | not
         until | but not until | but only after | but only once | but only when | only when | until after | from
@@ -366,11 +403,13 @@ for _kind, _listed in {
     "afternext": """
         as soon as | in response to | in reply to | in answer to | in reaction to | as a reaction to | as a
         response to | right after | immediately after | directly after | just after | straight after | the moment
-        | upon | in the very next message after | in the next message after | in the message after | immediately
+        | upon | on | on receipt of | in the very next message after | in the next message after | in the message
+        after | immediately
         upon | immediately following | right when | responding to | the very next message after | at once after
     """,
     "before": """
-        before | until | prior to | till | just before | right before | shortly before | even before | up until |
+        before | until | by the time | prior to | till | just before | right before | shortly before | even before |
+        up until |
         long before
     """,
     "with": """
@@ -382,7 +421,7 @@ for _kind, _listed in {
 for _list in _PHRASES.values():
     _list.sort(key=lambda item: -len(item[0]))
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #3dd15a29
+# %% ../../nbs/retrieval/07d_clauses.ipynb #9a8f9b0f
 THEN = phrase_list("""
     then | later | later on | afterwards | afterward | after that | subsequently | thereafter | finally | eventually |
     in the end | at last | ultimately | lastly | next | a little later | some messages later | some turns later | some
@@ -416,7 +455,7 @@ class Step(NamedTuple):
     link: str  # "", "later", "next", "same", "with" or "never"
     words: list[Word]
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #62401f9c
+# %% ../../nbs/retrieval/07d_clauses.ipynb #c276e4f6
 TURNS = word_set("""
     turn turns turned become becomes became grow grows grew go goes went turning becoming growing
 """)
@@ -445,6 +484,13 @@ def _kinds(words: list[Word]) -> set[str]:
     return set()
 
 
+def _listed(words: list[Word], at: int, kinds: set[str]) -> bool:
+    "Whether after a comma another verb of the same form stands that is no noun: *rages, then apologises*."
+    while at < len(words) and words[at].low in (",", "and", "then", "finally"):
+        at += 1
+    return at < len(words) and bool(VERBS.get(words[at].low, set()) & kinds) and words[at].low not in ALSO_NOUNS
+
+
 def _same(words: list[Word], at: int, kinds: set[str]) -> bool:
     "Whether another act of the same subject begins at a place."
     marked = False
@@ -467,10 +513,13 @@ def _same(words: list[Word], at: int, kinds: set[str]) -> bool:
             and (following in DETERMINERS | POSSESSIVES or following in _AFTER_VERBS)
             and (found != {"past"} or kinds == {"past"})
         )
-    if not found & kinds:
+    if not found & kinds and not (low in ("ends", "ended") and following == "up"):
         return False
     if (
         marked
+        or starts(words, at, ("ends", "up"))
+        or following == ","
+        and _listed(words, at + 1, kinds)
         or words[at].low not in ALSO_NOUNS
         or words[at].low in TURNS
         and following
@@ -484,7 +533,7 @@ def _same(words: list[Word], at: int, kinds: set[str]) -> bool:
         return True
     return following in DETERMINERS | POSSESSIVES - {"own"} or following in _AFTER_VERBS or bool(side_at(words, at + 1))
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #f385fd08
+# %% ../../nbs/retrieval/07d_clauses.ipynb #0cc89fc7
 def _event(words: list[Word], at: int) -> bool:
     "Whether a noun phrase at a place is something that happens, not a time of day."
     if at >= len(words):
@@ -515,6 +564,19 @@ _SAYS = frozenset(
 )
 
 
+_LEADS = word_set("leads lead led results result resulted")
+_TRIGGERS = word_set("triggers provokes triggering provoking")
+
+
+def _actorless(clause: list[Word]) -> bool:
+    "Whether a clause names something that happens, perhaps whose it is, and no act yet: *the agent's refusal*."
+    who = side_at(clause, 0) if clause else None
+    return bool(clause) and is_nominal(clause if not who else clause[who.end :] or clause) and (who is None or who.owner)
+
+
+_CHECKS = word_set("check checks checking checked see sees seeing test tests testing as only even out find finds finding know knows sure unsure clear matter curious inquire inquires enquire enquires")
+
+
 def _finite_soon(words: list[Word], at: int, reach: int = 7) -> bool:
     return any(word.low in BE or word.low in MODAL or word.low in HAVE for word in words[at : at + reach])
 
@@ -541,6 +603,22 @@ def _allowed(phrase: tuple[str, ...], kind: str, words: list[Word], at: int, cla
         return False
     if not lead and inside_speech(clause) and not subject:
         return False
+    if phrase == ("on",):
+        return following in RECEIVED and following not in ("having", "being") or lead and following.endswith("ing") and following in VERBS
+    if phrase == ("if",):
+        said = any(word.low in _SAYS or word.low in _CHECKS for word in clause)
+        mine = side_at(clause, 0) if clause else None
+        return not said and mine is not None and subject is not None and subject.role == {"user": "assistant", "assistant": "user"}.get(mine.role)
+    if phrase == ("since",) and not (lead and any(word.low == "," for word in words[end:])):
+        return False
+    if phrase in (("because",), ("since",)):
+        mine = side_at(clause, 0) if clause else None
+        other = subject is not None and subject.role in ROLES and not (mine and mine.role == subject.role)
+        return other and (lead or mine is not None)
+    if phrase[0] in _LEADS and phrase[-1] in ("to", "in") or phrase[-1] in _TRIGGERS:
+        return _actorless(clause) or (following in DETERMINERS and clause[-1:] != [] and clause[-1].low == ",")
+    if phrase in (("to", "which"), ("upon", "which"), ("which", "is", "when")):
+        return subject is not None
     if phrase[0] == "having":
         alone = lead or bool(who := side_at(clause, 0)) and all(word.low in ("who", ",") for word in clause[who.end :])
         return alone and not subject and (at == 0 or words[at - 1].low in SEPARATORS)
@@ -568,12 +646,22 @@ def _allowed(phrase: tuple[str, ...], kind: str, words: list[Word], at: int, cla
         return True
     if key == "as" and len(phrase) == 1:
         return lead and bool(subject)
+    if kind == "with" and lead and phrase == ("while",) and following.endswith("ing"):
+        return True
     if kind == "with":
         return bool(subject) and subject.role != "pronoun" or (lead and bool(subject))
     if key in ("after", "before", "upon") or phrase == ("because", "of"):
         if phrase == ("because", "of"):
             return False
-        return bool(subject) or following.endswith("ing") or _event(words, end) or (lead and following not in TIMES_OF_DAY)
+        first = end
+        while first + 1 < len(words) and words[first].low in ADVERBS:
+            first += 1
+        return (
+            bool(subject)
+            or words[first].low.endswith("ing")
+            or _event(words, end)
+            or (lead and following not in TIMES_OF_DAY)
+        )
     return True
 
 
@@ -583,7 +671,7 @@ def _phrase(words: list[Word], at: int, clause: list[Word]) -> tuple[tuple[str, 
             return phrase, kind
     return None
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #4f6f792d
+# %% ../../nbs/retrieval/07d_clauses.ipynb #a838c126
 def _without(words: list[Word], at: int, clause: list[Word]) -> bool:
     "Whether *without* at a place forbids something: an act, or a thing that is said."
     if at + 1 >= len(words) or (clause and inside_speech(clause)):
@@ -596,7 +684,7 @@ def _without(words: list[Word], at: int, clause: list[Word]) -> bool:
         return False
     return not clause or bool(noun) and low in DETERMINERS | {"giving", "further", "first", "prior", noun}
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #bc275300
+# %% ../../nbs/retrieval/07d_clauses.ipynb #e567a40f
 _OF_TALK = (
     r"(?: of (?:the |a |their |this )?(?:[\w-]+ ){0,2}?"
     r"(?:conversation|chat|session|dialogue|dialog|talk|call|exchange|discussion|interaction))?"
@@ -656,7 +744,7 @@ def _statement(words: list[Word], at: int) -> bool:
             return False
     return False
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #e3365910
+# %% ../../nbs/retrieval/07d_clauses.ipynb #0813b960
 def _forms(words: list[Word], at: int) -> set[str]:
     low = words[at].low if at < len(words) else ""
     return VERBS.get(low, {"past"} if low.endswith("ed") else set())
@@ -681,7 +769,8 @@ def done_by(words: list[Word]) -> bool:
 _SAID = frozenset(
     form
     for noun in """
-    offer invitation proposal suggestion recommendation question request complaint joke greeting threat compliment warning
+    offer invitation proposal suggestion recommendation question request complaint joke greeting threat compliment
+    warning
     correction promise demand excuse
 """.split()
     for form in (noun, noun + "s")
@@ -712,7 +801,7 @@ def _fate(words: list[Word], at: int, clause: list[Word]) -> tuple[list[Word], i
         return None
     return [*never, words[at]], at + 1
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #b3be4296
+# %% ../../nbs/retrieval/07d_clauses.ipynb #f9e8cf4f
 class _Cutter:
     "The state of the pass."
 
@@ -727,6 +816,8 @@ class _Cutter:
         self.main: set[str] = set()  # the form of the last main verb
         self.waiting: list[Word] = []  # a subject that stands before a leading clause
         self.speaker: list[Word] = []  # the last subject, if it is one of the sides
+        self.main_speaker: list[Word] | None = None  # that of the main clause, where the last clause hung on it
+        self.hangs = False  # the clause hangs on the one before: "until ..."
         self.listing = False  # nominal parts one after the other
         self.cleft = (  # "it is only after a warning that the user ..."
             self.size > 4
@@ -755,6 +846,8 @@ class _Cutter:
             return
         if not self.leading and self.link != "never" and self.place is None:
             self.main = _kinds(clause)
+        self.main_speaker = self.speaker if self.hangs or self.place is not None else None
+        self.hangs = False
         if who := subject_at(clause, 0) or side_at(clause, 0):
             self.speaker = clause[:1] if who.role == "pronoun" else [] if who.owner else _SPEAKERS.get(who.role, [])
         elif self.link != "never":
@@ -772,7 +865,7 @@ class _Cutter:
             index, order = self.place
             ruled = self.steps[index]
             self.steps[index : index + 1] = [
-                Step(ruled.link if ruled.link in ("later", "next", "and") else "", clause),
+                Step("and" if index and ruled.link == "same" and who else "" if ruled.link == "same" else ruled.link, clause),
                 Step("never" if ruled.link == "never" else order, ruled.words),
             ]
             self.place = None
@@ -783,7 +876,7 @@ class _Cutter:
                 self.held = None
         self.link = "later"
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #46ca547e
+# %% ../../nbs/retrieval/07d_clauses.ipynb #62b0071d
 def _cleft_end(cut: _Cutter) -> bool:
     words, at = cut.words, cut.at
     if cut.cleft and cut.leading and words[at].low == "that" and cut.clause and subject_at(words, at + 1):
@@ -801,6 +894,8 @@ def _separator(cut: _Cutter) -> bool:
     while end < size and words[end].low in SEPARATORS and end - at < 4:
         seen.add(words[end].low)
         end += 1
+    if clause and (which_phrase(clause, 0, _LEADING) == len(clause) or len(clause) == 1 and clause[0].low in ADVERBS):
+        return cut.go(end, clause)  # "In the end, ..."
     if starts(words, end, ("only", "then")) and end + 2 < size and words[end + 2].low in DO and subject_at(words, end + 3):
         cut.close()
         return cut.go(end + 3, cut.clause, "later")
@@ -829,7 +924,8 @@ def _separator(cut: _Cutter) -> bool:
     cut.link = "next" if marks > end and which_phrase(words, end, AT_ONCE) else kind
     # Leading words are passed over, but those that name a place in the conversation stay with the clause.
     at = end if words[end].low in ("by", "at", "towards") else marks
-    return cut.go(max(at, end), cut.speaker if same else cut.clause)
+    speaker = cut.main_speaker if cut.main_speaker and "," in seen and marks > end else cut.speaker
+    return cut.go(max(at, end), speaker if same else cut.clause)
 
 
 def _forward(cut: _Cutter, end: int, marks: int, seen: set[str]) -> tuple[str, int, bool]:
@@ -882,9 +978,14 @@ def _forward(cut: _Cutter, end: int, marks: int, seen: set[str]) -> tuple[str, i
         return "later", end, same
     if low in ("no", "never") and "but" in seen:
         return "same", end, True
+    if low == "not" and "but" in seen and end + 2 < cut.size and words[end + 1].low in DETERMINERS and mine and not said:
+        return "never", end + 1, same  # "ask for hints but not the solution"
     return "", end, same
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #e9aab638
+# %% ../../nbs/retrieval/07d_clauses.ipynb #6863d377
+_GOT = word_set("received got been seen heard learned learnt read found had viewed noticed")
+
+
 def _ordering(cut: _Cutter) -> bool:
     words, clause = cut.words, cut.clause
     if not (found := _phrase(words, cut.at, clause)):
@@ -894,10 +995,15 @@ def _ordering(cut: _Cutter) -> bool:
     named = [word for word in clause if word.low not in ("who", "that", ",")]
     if named and kind not in ("later", "next") and (who := side_at(named, 0)) and who.end == len(named) and not who.owner:
         cut.waiting, clause = named, []  # "users who, after a warning, ..."
+        if phrase[0] == "having" and words[after].low not in DONE_TO | _GOT:
+            cut.leading = "later"
+            return cut.go(after, named)  # "the agent, having checked the account, ..."
     if not clause or (len(clause) <= 2 and all(word.low in ADVERBS for word in clause)):
         if kind in ("later", "next"):
             return cut.go(after, clause)
         cut.leading = {"after": "later", "afternext": "next", "before": "before", "with": "with"}[kind]
+        if phrase[-1] in ("although", "though"):
+            cut.leading = "and"
         return cut.go(after)
     cut.close()
     if phrase[-1] == "until" and cut.steps and (positive := _affirmed(cut.steps[-1].words)):
@@ -907,8 +1013,10 @@ def _ordering(cut: _Cutter) -> bool:
         only = phrase == ("only", "to")
         return cut.go(after, cut.speaker if only else [], "later" if only else kind)
     if kind == "before":
+        cut.hangs = True
         return cut.go(after, cut.speaker if words[after].low.endswith("ing") else [], "later")
-    cut.place = (len(cut.steps) - 1, "next" if kind == "afternext" else "later") if cut.steps else None
+    order = "next" if kind == "afternext" else "and" if phrase[-1] in ("although", "though") else "later"
+    cut.place = (len(cut.steps) - 1, order) if cut.steps else None
     return cut.go(after, cut.clause)
 
 
@@ -953,15 +1061,15 @@ def _then(cut: _Cutter) -> bool:
     cut.close()
     return cut.go(at + 1, cut.speaker if same else cut.clause)
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #2beece6d
+# %% ../../nbs/retrieval/07d_clauses.ipynb #b884de36
 def _ban(cut: _Cutter) -> bool:
     words, size, at, clause = cut.words, cut.size, cut.at, cut.clause
     low = words[at].low
     instead = (
-        starts(words, at, ("instead", "of"))
+        (starts(words, at, ("instead", "of")) or starts(words, at, ("rather", "than")))
         and at + 2 < size
         and words[at + 2].low.endswith("ing")
-        and any(word.low in VERBS for word in clause)
+        and (any(word.low in VERBS for word in clause) or not cut.steps and not clause and any(word.low == "," for word in words[at:]))
     )
     if instead or low == "without" and _without(words, at, clause):
         ends = low == "without" and len(clause) > 2 and clause[-1].low in END and clause[-2].low in SEPARATORS
@@ -977,13 +1085,30 @@ def _ban(cut: _Cutter) -> bool:
     return False
 
 
+def _verb_at(words: list[Word], at: int) -> int:
+    "Where the verb after a subject stands, helping verbs left out."
+    while at < len(words) and (words[at].low in ADVERBS or words[at].low in MODAL or words[at].low in DO | {"not", "never"}):
+        at += 1
+    return at
+
+
 def _relative(cut: _Cutter) -> bool:
     words, size, at, clause = cut.words, cut.size, cut.at, cut.clause
     that = bool(clause) and words[at].low in ("that", "which")
+    if (
+        clause
+        and clause[-1].low in _SAID
+        and words[at].low in DETERMINERS
+        and is_nominal(clause)
+        and not side_at(clause, 0)
+        and (who := subject_at(words, at))
+        and (verb := _verb_at(words, who.end)) < size
+        and words[verb].low in REACTIONS
+    ):
+        cut.close()  # "advice the user does not follow"
+        return cut.go(at, cut.clause)
     if that and (clause[-1].low not in VERBS or clause[-1].low in ALSO_NOUNS) and (who := subject_at(words, at + 1)):
-        verb = who.end
-        while verb < size and (words[verb].low in ADVERBS or words[verb].low in MODAL or words[verb].low in DO | {"not"}):
-            verb += 1
+        verb = _verb_at(words, who.end)
         if who.role == "nobody" or (verb < size and words[verb].low in REACTIONS and who.role != "pronoun"):
             cut.close()
             return cut.go(at + 1, cut.clause)
@@ -1001,6 +1126,85 @@ def _relative(cut: _Cutter) -> bool:
         cut.close()
         return cut.go(at + 1, cut.clause)
     return False
+
+
+_CAUSES = frozenset(form for base in "make leave cause prompt lead force drive get encourage push".split() for form in inflected(base))
+
+
+_MOVES = word_set("""
+    annoys upsets angers frustrates irritates confuses offends amuses surprises scares reassures calms comforts
+    delights
+    pleases disappoints embarrasses hurts insults worries puzzles
+""")
+
+
+def _effect(cut: _Cutter) -> bool:
+    "*..., making the customer angry*, *the refusal makes the customer angry*"
+    words, at, clause = cut.words, cut.at, cut.clause
+    moves = words[at].low in _MOVES and len(clause) > 1 and clause[-1].low not in NOT_ADJECTIVE and _actorless(clause)
+    if words[at].low not in _CAUSES and not moves or not clause or not (who := side_at(words, at + 1)) or who.owner:
+        return False
+    if moves:  # "the bot's joke annoys the user"
+        cut.close()
+        return cut.go(who.end, [*words[at + 1 : who.end], words[at]], "later")
+    if who.end >= cut.size:
+        return False
+    relative = clause[-1].low in ("which", "that") and len(clause) > 1
+    so_far = clause[:-1] if relative else clause
+    mine = side_at(so_far, 0)
+    if mine and not mine.owner and (mine.role == who.role or mine.end >= len(so_far)):
+        return False
+    if not (relative or so_far[-1].low == "," and words[at].low.endswith("ing") or _actorless(so_far)):
+        return False
+    cut.clause = so_far
+    cut.close()
+    to = who.end + 1 < cut.size and words[who.end].low in ("to", "into")
+    return cut.go(who.end + to, words[at + 1 : who.end], "later")
+
+
+def _who_else(cut: _Cutter) -> bool:
+    "*the bot warns the user, who ignores it*"
+    words, at, clause = cut.words, cut.at, cut.clause
+    if words[at].low != "," or at + 2 >= cut.size or words[at + 1].low != "who" or not clause:
+        return False
+    if (mine := side_at(clause, 0)) and mine.end >= len(clause):
+        return False
+    for first in range(len(clause) - 1, max(len(clause) - 4, 0), -1):
+        who = side_at(clause, first)
+        if who and who.end == len(clause) and who.role in ROLES and not who.owner and clause[first - 1].low not in DETERMINERS:
+            named = clause[first:]
+            cut.close()
+            return cut.go(at + 2, named, "later")
+    return False
+
+
+def _aside(cut: _Cutter) -> bool:
+    "*the customer, upset about the delay, asks*"
+    words, at, clause = cut.words, cut.at, cut.clause
+    if words[at].low != "," or at + 1 >= cut.size or len(clause) < 3 or not (who := side_at(clause, 0)) or who.owner:
+        return False
+    inner = who.end + 1
+    if inner >= len(clause) or clause[who.end].low != "," or clause[inner].low in NOT_ADJECTIVE - {"who"} or who.kept:
+        return False
+    if not acts_at(words, at + 1) or subject_at(words, at + 1) or "ing" in VERBS.get(words[at + 1].low, ()):
+        return False
+    if clause[inner].low in VERBS and "s" in VERBS[clause[inner].low]:
+        return False
+    subject = clause[: who.end]
+    cut.clause = [*subject, *clause[inner:]]
+    cut.close()
+    return cut.go(at + 1, subject, "later" if clause[inner + 1 : inner + 2] and clause[inner + 1].low in ("had", "has") else "same")
+
+
+def _with_side(cut: _Cutter) -> bool:
+    "*With the user getting angrier, the agent ...*"
+    words, at = cut.words, cut.at
+    if cut.clause or cut.leading or words[at].low != "with" or not (who := side_at(words, at + 1)) or who.end >= cut.size:
+        return False
+    if not words[who.end].low.endswith("ing") or not any(word.low == "," for word in words[who.end :]):
+        return False
+    cut.leading = "with"
+    return cut.go(at + 1)
 
 
 _AT_THE_END = [Word(word, word, True) for word in ("at", "the", "end")]
@@ -1025,7 +1229,7 @@ def _no_comma(cut: _Cutter) -> bool:
     words, at, clause = cut.words, cut.at, cut.clause
     if (
         cut.leading
-        and len(clause) > 1
+        and (len(clause) > 1 or clause and clause[0].low in EVENTS and acts_at(words, who.end if (who := subject_at(words, at)) else at))
         and words[at].low != "of"
         and clause[-1].low not in NOT_ADJECTIVE - {"it", "them"}
         and (who := subject_at(words, at))
@@ -1036,9 +1240,10 @@ def _no_comma(cut: _Cutter) -> bool:
         return cut.go(at, cut.clause)
     return False
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #940d9d77
+# %% ../../nbs/retrieval/07d_clauses.ipynb #ea1cdbda
 _RULES = (
-    _cleft_end, _separator, _ordering, _who_then, _bare_side, _then, _ban, _relative, _at_request, _no_comma,
+    _cleft_end, _with_side, _who_else, _aside, _separator, _effect, _ordering, _who_then, _bare_side, _then, _ban,
+    _relative, _at_request, _no_comma,
 )
 
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OTHER', 'parse_query']
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #96c9c59c
+# %% ../../nbs/retrieval/08_grammar.ipynb #a668a039
 import re
 from dataclasses import dataclass
 
@@ -15,20 +15,25 @@ from cdr_lib.retrieval.clauses import (
     find_frame, starts, to_clauses, which_phrase,
 )
 from cdr_lib.retrieval.lexicon import (
-    ADVERBS, ALSO_NOUNS, ASSISTANT, BE, DETERMINERS, DO, DONE_TO, EDGE, FATES, FEELINGS, HAVE, LINKING, MANNERS,
-    MODAL, NOT_ADJECTIVE, POSSESSIVES, PREPOSITIONS, RECEIVED, TIMES_OF_DAY, USER, USER_NOUNS, VERBS, Side, Word,
-    inflected, inside_speech, phrase_list, side_at, subject_at, to_text, to_words, word_set,
+    ADVERBS, ALSO_NOUNS, ASSISTANT, BE, DETERMINERS, DO, DONE_TO, EDGE, EVENTS, FATES, FEELINGS, HAVE, LINKING,
+    MANNERS,
+    KINDS, MODAL, NOT_ADJECTIVE, POSSESSIVES, PREPOSITIONS, RECEIVED, TIMES_OF_DAY, TRADES, USER, USER_NOUNS, VERBS,
+    Side, Word,
+    acts_at, inflected, inside_speech, phrase_list, side_at, subject_at, to_text, to_words, word_set,
 )
 from .script import ROLES, Part, Script
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #75492ec2
+# %% ../../nbs/retrieval/08_grammar.ipynb #80f6a8f2
 _NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _OFTEN = dict.fromkeys(
     phrase_list("""
     again and again | over and over | over and over again | time and again | repeatedly | several times | multiple
     times | many times | more than once | twice | at least twice | a second time | for a second time | for the second
     time | on several occasions | time after time | numerous times | on multiple occasions | a few times | a couple of
-    times | persistently | constantly | continually | continuously | incessantly | some times | countless times
+    times | persistently | constantly | continually | continuously | incessantly | some times | countless times | time
+    and time again |
+    on more than one occasion | two or more times | two or three times | over and over and over | endlessly | nonstop
+    | non-stop
 """),
     2,
 )
@@ -40,6 +45,9 @@ for _word, _number in [*_NUMBERS.items(), *((str(n), n) for n in range(2, 21))]:
         ("times", "or", "more"),
         ("or", "more", "times"),
         ("separate", "times"),
+        ("times", "in", "a", "row"),
+        ("times", "running"),
+        ("consecutive", "times"),
     ):
         for _lead in ((), ("at", "least"), ("exactly",)):
             _OFTEN[(*_lead, _word, *_phrase_)] = _number
@@ -68,15 +76,21 @@ _NEVER_VERBS = frozenset(
 """.split()
     for form in inflected(base)
 )
+_NEVER_PAST = FATES | frozenset(form for form in _NEVER_VERBS if form.endswith("ed"))
 _ASKING = word_set("""
     ask asks asking complain complains complaining request requests requesting thank thanks thanking wants needs seeks
     seeking prefers
 """)
 _WANTED = word_set("requested wanted needed desired ordered")  # by whom, if nobody is named: the user
+# Of somebody: what the other side does to them.
+_DONE_OF = word_set("""
+    criticism harassment abuse mockery manipulation distrust mistrust deception profiling mistreatment impersonation
+    interruption ridicule insults acceptance rejection
+""")
 OTHER = {"user": "assistant", "assistant": "user"}
 _STRIP = LINKING | word_set("and but or so yet that , : ; . - – — | & also both")
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #9c245f3c
+# %% ../../nbs/retrieval/08_grammar.ipynb #63f33174
 @dataclass
 class _Said:
     "What the small words of a clause say."
@@ -103,13 +117,15 @@ def _take_number(words: list[Word], said: _Said) -> list[Word]:
     for at, word in enumerate(words):
         for phrase in _OFTEN_FIRST.get(word.low, ()):
             last = at and words[at - 1].low == "," and at + len(phrase) == len(words)
-            inside = inside_speech(words[:at]) or any(word.low == "being" for word in words[:at])
+            inside = inside_speech(words[:at]) or any(word.low == "being" for word in words[1:at])
             if starts(words, at, phrase) and (last or not inside):
                 said.times = _OFTEN[phrase]
                 return words[:at] + words[at + len(phrase) :]
     return words
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #9261ae54
+# %% ../../nbs/retrieval/08_grammar.ipynb #f33d8c1a
+_SIGNS = word_set("sign signs change changes shift fatigue distress confidence trust interest tension loss")
+_REPLIES = word_set("replies response responses answer answers wording texts text posts lines")
 _FIRST_ONE, _LAST_ONE = word_set("first opening initial"), word_set("last final closing")
 _ONE_MESSAGE = word_set("message messages turn turns reply utterance line post")
 
@@ -131,9 +147,54 @@ def _fate_of(words: list[Word]) -> int:
         if words[at].low in MODAL | DO:
             return 0
         if words[at].low in BE:
-            done = words[at + 1].low in FATES and (words[at + 1].low != "turned" or words[-1].low in ("down", "away"))
-            return at if done and not any(word.low in ("by", "not", "never") for word in words) else 0
+            verb = at + 1 + (words[at + 1].low in ("not", "never"))
+            done = verb < len(words) and words[verb].low in FATES
+            done = done and (words[verb].low != "turned" or words[-1].low in ("down", "away"))
+            return at if done and not any(word.low == "by" for word in words) else 0
     return 0
+
+
+_ANSWERS = word_set("""
+    answer answers reply replies response responses explanation explanations apology apologies refund confirmation
+    clarification help hint hints solution solutions suggestion suggestions recommendation recommendations advice
+    warning
+    warnings correction disclaimer information instructions
+""")
+
+
+def _gets(words: list[Word]) -> int:
+    "Length of *gets an* in *gets an answer*, which is an act of the other side, or 0."
+    if words[0].low not in ("gets", "get", "got", "receives", "receive", "received", "obtains", "obtain") or len(words) < 2:
+        return 0
+    for at in range(1, min(len(words), 6)):
+        if words[at].low in _ANSWERS:
+            ends = at + 1 == len(words) or words[at + 1].low in NOT_ADJECTIVE
+            return 1 + (words[1].low in ("no", "a", "an", "the")) if ends else 0
+        if words[at].low in PREPOSITIONS | BE | MODAL:
+            return 0
+    return 0
+
+
+_SOME = {"several": 2, "multiple": 2, "numerous": 2, "many": 2, "countless": 2}
+
+
+def _count(words: list[Word]) -> tuple[int, int]:
+    "How many, and the length of it: *three or more questions*; (0, 0) where nothing that happens is counted."
+    at = 2 if starts(words, 0, ("at", "least")) else 0
+    low = words[at].low if at < len(words) else ""
+    number = _SOME.get(low) or _NUMBERS.get(low) or (int(low) if low.isdecimal() and len(low) < 3 and int(low) > 1 else 0)
+    if not number or number > 30:
+        return 0, 0
+    at += 1
+    at += 2 * starts(words, at, ("or", "more"))
+    if any(word.low in BE or word.low in ("same", "once", "one", "single") for word in words[at:]):
+        return 0, 0
+    for word in words[at : at + 3]:
+        if word.low.endswith("s") and word.low in EVENTS | USER_NOUNS | {"changes", "messages", "switches", "shifts"}:
+            return number, at
+        if word.low in NOT_ADJECTIVE:
+            break
+    return 0, 0
 
 
 class _Reader:
@@ -195,7 +256,9 @@ class _Reader:
         fields["linked"] = link != "and" or said.explicit
         turns = link == "same" and any(word.low in TURNS for word in words[:3])
         no_longer = any(starts(words, at, ("no", "longer")) for at in range(3))
-        if self.at_first and self.parts and not self.turned:
+        who = subject_at(words, 0)
+        other = who and who.role in ROLES and all(part.role in ROLES and part.role != who.role for part in self.parts)
+        if self.at_first and self.parts and not self.turned and not other:
             if said.after or said.explicit or said.place == "last" or turns or no_longer:
                 fields["change"], self.turned = True, True
                 fields["after"] = said.after or "later"
@@ -204,7 +267,9 @@ class _Reader:
     def front(self, words: list[Word], said: "_Said") -> list[Word]:
         "Take the marks at the front of a clause."
         while words:
-            if (length := which_phrase(words, 0, _AT_FIRST)) and length < len(words):
+            if starts(words, 0, ("not", "only")) and len(words) > 3:
+                length = 2
+            elif (length := which_phrase(words, 0, _AT_FIRST)) and length < len(words):
                 self.at_first = True
             elif (length := which_phrase(words, 0, AT_ONCE)) and length < len(words):
                 said.after = "next" if self.parts else said.after
@@ -302,7 +367,9 @@ class _Reader:
             role = self.pronoun(words[0].low) if who.role == "pronoun" else "" if who.role == "nobody" else who.role
             if who.owner and (fate := _fate_of(rest)):
                 self.add([*kept, *rest[:fate]], role=role, **fields)
-                self.add(rest[fate + 1 :], role=OTHER.get(role, ""), after="later")
+                denied = rest[fate].low.endswith("n't") or rest[fate + 1].low in ("not", "never")
+                done = rest[fate + 1 + (rest[fate + 1].low in ("not", "never")) :]
+                self.add(done, role=OTHER.get(role, ""), after="later", never=denied)
                 self.role = OTHER.get(role, "")
                 return
             self.role = role if who.role != "nobody" else self.role
@@ -313,6 +380,10 @@ class _Reader:
             self.add(kept, role=role)
             rest, role, kept = rest[1:], "", []
             fields["after"] = "later" if late else ""
+        if who is not None and who.owner and len(rest) == 2 and rest[1].low in _ONE_MESSAGE and rest[0].low in _FIRST_ONE | _LAST_ONE:
+            fields["place"], rest = ("first" if rest[0].low in _FIRST_ONE else "last"), rest[1:]
+        if who is not None and rest and rest[0].low == "first" and not acts_at(rest[1:], 0) and self.following != OTHER.get(role):
+            self.at_first = True  # "the user first vague, later specific"
         while rest and (
             rest[0].low in ("who", "that", "which", ":", ",", "whose")
             or (
@@ -333,6 +404,14 @@ class _Reader:
             rest = rest[1:]
         if not rest:
             rest, kept = kept or words, []
+        if who is not None and not who.owner and role and (length := _gets(rest)):
+            fields["never"] |= rest[length - 1].low == "no"
+            if link == "same" and self.parts:
+                fields["after"] = fields["after"] or "later"
+            self.add([*kept, *rest[length:]], role=OTHER.get(role, ""), **fields)
+            return
+        if who is None and (counted := _count(rest))[0]:
+            fields["times"], rest = max(fields["times"], counted[0]), rest[counted[1] :]
         bare = rest[0].low in DONE_TO and not done_by(rest)
         rest, role = self.negation(rest, role, fields)
         rest, role = self.verb(rest, role, fields, kept)
@@ -392,9 +471,22 @@ class _Reader:
         ):
             fields["never"] = True
             return rest[2:], role
+        if low[0] == "not" and len(rest) > 3 and (low[1:3] == ["a", "single"] or low[1] == "one" and low[2] not in BE | {"but"}):
+            fields["never"] = True
+            return rest[3 if low[1] == "a" else 2 :], role
         if low[0] == "no" and len(rest) > 1:
             fields["never"] = True
-            return rest[1:], role
+            return rest[2 if len(rest) > 2 and low[1] in ("more", "further", "other", "such") else 1 :], role
+        for at, word in enumerate(rest[:-1]):
+            if word.low not in BE or at > 8 or word.low in ("get", "gets", "got", "being"):
+                continue
+            verb = at + 1 + (rest[at + 1].low in ("not", "never"))
+            denied = word.low.endswith("n't") or verb > at + 1
+            if denied and verb < len(rest) and rest[verb].low in _NEVER_PAST and not inside_speech(rest[:at]):
+                fields["never"] = True  # "the question is not answered"
+                plain = Word(word.low.removesuffix("n't"), word.text.removesuffix("n't").removesuffix("n’t"), word.space)
+                return [*rest[:at], plain, *rest[verb:]], role
+            break
         for at, word in enumerate(rest[1:5], 1):
             if (
                 word.low in ("no", "without")
@@ -445,6 +537,8 @@ class _Reader:
             fields.update(place="last", after="later")
             return rest[4:], role
         for at in range(min(3, len(low))):
+            if any(word in ("each", "every") for word in low[:at]):
+                break
             if low[at] in BEGIN | END:
                 end = at + 1
                 while end < len(low) and low[end] in ("out", "off", "up"):
@@ -452,6 +546,10 @@ class _Reader:
                 turned = low[at + 1 : end]
                 if turned and low[at].startswith(("open", "clos")):  # "opens up about her fears"
                     break
+                if turned == ["up"] and not kept and not self.at_first and low[end : end + 1] and low[end].endswith("ing"):
+                    if self.parts and not fields["never"]:
+                        fields["after"] = "later"
+                    break  # "ends up closing the account"
                 starts = low[at] in BEGIN
                 linked = end < len(low) and low[end] in ("with", "by", "in", "on", "as", "from")
                 if not linked and not turned:
@@ -460,8 +558,13 @@ class _Reader:
                         linked, end = manner, end - manner  # "starts polite"
                     if not linked:
                         break
-                if linked and low[end] == "in" and starts:
+                if linked and low[end] == "in" and starts and (at or self.parts):
                     break
+                if linked and low[end] == "in" and starts and not rest[min(end + 1, len(rest) - 1)].text[0].isupper():
+                    break
+                if linked and low[end] == "by" and (by := side_at(rest, end + 1)) and by.end == len(rest):
+                    fields["place"] = "first" if starts else "last"
+                    return [rest[at]], by.role  # "chats opened by the bot"
                 if linked and low[end] == "in" and end + 1 < len(low) and low[end + 1] in TIMES_OF_DAY:
                     break
                 end += linked
@@ -492,7 +595,7 @@ class _Reader:
     def nominal(self, rest: list[Word], role: str, who: Side | None) -> tuple[list[Word], str]:
         "A noun phrase: whose it is, or that it is a feeling or a question."
         for at, word in enumerate(rest):
-            if at == 0 and word.low.endswith("ing") and word.low in VERBS:
+            if at == 0 and word.low.endswith("ing") and word.low in VERBS and [w.low for w in rest[1:2]] != ["by"]:
                 break
             if at and (
                 word.low in BE
@@ -506,16 +609,40 @@ class _Reader:
             ):
                 break
             if word.low in ("by", "from", "of") and at and (other := side_at(rest, at + 1)) and not other.owner:
-                if rest[at + 1].low in ("another", "other"):
+                if rest[at + 1].low in ("another", "other") or any(
+                    rest[i].low == "to" and "base" in VERBS.get(rest[i + 1].low, ()) for i in range(1, at)
+                ):
                     continue
                 after = rest[other.end :]
+                if word.low == "of" and other.kept and rest[at + 1].low != "the":
+                    continue  # "a group of four adults"
+                if word.low == "of" and (done_by(after) or rest[at - 1].low in _DONE_OF):
+                    if any(word.low in BE for word in after):
+                        return [*rest[:at], *other.kept, *after], other.role
+                    if done_by(after):
+                        continue
+                    return rest, OTHER.get(other.role, "")  # "criticism of the bot"
                 return [
                     *rest[:at],
                     *other.kept,
                     *(after[1:] if after and after[0].low in ("who", "that") else after),
                 ], other.role
+        for at, word in enumerate(rest[:-2]):
+            if word.low in VERBS and word.low not in ALSO_NOUNS and not word.low.endswith(("ed", "ing")):
+                break
+            if word.low == "in" and at and who is None and (other := side_at(rest, at + 1)) and other.end == len(rest):
+                if not other.owner and any(word.low in FEELINGS | _SIGNS for word in rest[:at]):
+                    return [*rest[:at], *other.kept], other.role  # "signs of fatigue in the user"
+            if word.low == "in" and at and (other := side_at(rest, at + 1)) and other.owner and other.end < len(rest):
+                if rest[other.end].low in _ONE_MESSAGE | _REPLIES:
+                    return [*rest[: at + 1], *rest[other.end :]], other.role  # "typos in the user's message"
         if who is None and not role:
+            pairs = zip(rest[:3], rest[1:4])
+            if any(a.low in ("clarifying", "clarification") and b.low.startswith("question") for a, b in pairs):
+                return rest, "assistant"
             for at, word in enumerate(rest[:4]):
+                if at == 0 and word.low.endswith("ed") and word.low not in USER_NOUNS:
+                    continue
                 if word.low in PREPOSITIONS or word.low in BE or (word.low in VERBS and word.low not in USER_NOUNS):
                     break
                 if word.low in USER_NOUNS:
@@ -535,9 +662,14 @@ class _Reader:
                 done = at - 1
                 be = next((i for i in range(done, max(done - 4, -1), -1) if low[i] in BE), None)
                 if be is None:
-                    done = {form for word in (low[at - 1], low[0]) for form in VERBS.get(word, ())}
+                    last = at - 1
+                    while last > 0 and low[last].endswith("ly"):
+                        last -= 1
+                    if who and not who.owner and last == 0 and agent.role == OTHER.get(who.role) and low[0] in FATES | DONE_TO:
+                        return [*rest[:at], *rest[agent.end :]], agent.role  # "assistant corrected by user"
+                    done = {form for word in (low[last], low[0]) for form in VERBS.get(word, ())}
                     if (
-                        ("past" in done or low[at - 1].endswith("ed"))
+                        ("past" in done or low[last].endswith("ed"))
                         and not (who and who.role in ("user", "assistant") and not who.owner)
                     ):
                         return [*rest[:at], *rest[agent.end :]], agent.role
@@ -603,8 +735,33 @@ class _Reader:
                 return
         self.add(words, role=role, **fields)
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #760b2cc0
+# %% ../../nbs/retrieval/08_grammar.ipynb #bc64ca0c
 _LONGEST, _MOST = 3000, 400  # characters, words
+_CORE_ASSISTANT, _CORE_USER = (
+    frozenset(names) - word_set("people person persons system machine model models operator human humans")
+    for names in (ASSISTANT, USER | KINDS)
+)
+
+
+def _cast(
+    words: list[Word],
+) -> list[Word]:  # as many
+    "Say on which side people of a calling are: that of the bot where a customer is named, that of the user where a bot is."
+    if not any(word.low.removesuffix("'s") in TRADES for word in words):
+        return words
+    named = {word.low.removesuffix("'s") for word in words}
+    asks = bool(named & _CORE_ASSISTANT)
+    helps = not asks and bool(named & _CORE_USER)
+    found = []
+    for at, word in enumerate(words):
+        noun = word.low.removesuffix("'s")
+        if noun in TRADES and (asks or helps or at and (words[at - 1].low == "the" or words[at - 1].low == "a")):
+            helper = helps or not asks and words[at - 1].low == "the"
+            role = ("adviser" if helper else "subscriber") + "s" * (noun.endswith("s") and not noun.endswith("ss"))
+            acts = subject_at([*words[:at], word._replace(low=role + word.low[len(noun) :]), *words[at + 1 :]], max(at - 1, 0))
+            word = word._replace(low=role + word.low[len(noun) :]) if acts else word
+        found.append(word)
+    return found
 
 
 def parse_query(
@@ -617,6 +774,7 @@ def parse_query(
         return Script(text, plain, (Part(plain),) if plain else (), "fallback" if plain else "grammar")
     plain = " ".join(text.split())
     try:
+        words = _cast(words)
         frame = find_frame(words, plain)
         plain = to_text(frame.plain) or plain
         named = {who.role for at in range(len(words)) if (who := side_at(words, at)) and who.role}
