@@ -344,23 +344,30 @@ def test_words_in_place_of_vectors():
     assert len(prepare(QUERY, CORPUS, "bm25", awkward).run()["q"]) == 6
 
 
-def test_messages_in_context_count_half(tmp_path):
+def test_units_take_a_share_of_their_context(tmp_path):
     from cdr_lib.core.encoders import embed, get_encoder
     from cdr_lib.retrieval.late import embed_late
 
     encoder, store = get_encoder("minilm"), Store(tmp_path)
-    found = prepare(QUERY, CORPUS, encoder, late=True, store=store, progress=False)
-    units = segment(CORPUS, "turn")
-    alone = embed(encoder, units.texts, "document", store=store, progress=False)
-    in_context = embed_late(encoder, {"turn": units}, store, progress=False)["turn"]
-    assert np.allclose(found.sides.turns.vectors, unit(alone + in_context), atol=1e-6)
-    assert not np.allclose(alone, in_context, atol=0.01)
-    plain = prepare(QUERY, CORPUS, encoder, store=store, progress=False)
-    assert all(np.array_equal(a.side.vectors, b.side.vectors) for a, b in zip(found.sides.views, plain.sides.views))
-    assert found.run()["q"][0][0] in ("asks", "gaps") and found.meta["late"] and found.sides.scale != plain.sides.scale
-    for encoder in ("bm25", "hash"):
-        with pytest.raises(CdrError, match="late pooling"):
-            prepare(QUERY, CORPUS, encoder, late=True, progress=False)
+    found = prepare(QUERY, CORPUS, encoder, blend=Blend(context=0.7), store=store, progress=False)
+    units = {name: segment(CORPUS, name) for name in ("turn", "window", "session")}
+    in_context = embed_late(encoder, units, store, progress=False)
+    sides = {"turn": found.sides.turns, "window": found.sides.views[0].side, "session": found.sides.views[1].side}
+    for name, part in units.items():
+        alone = embed(encoder, part.texts, "document", store=store, progress=False)
+        assert np.allclose(sides[name].vectors, unit(alone + 0.7 * in_context[name]), atol=1e-6)
+    assert not np.allclose(sides["turn"].vectors, in_context["turn"], atol=0.01)
+    plain = prepare(QUERY, CORPUS, encoder, blend=Blend(context=0), store=store, progress=False)
+    assert np.array_equal(plain.sides.turns.vectors, embed(encoder, units["turn"].texts, "document", store=store, progress=False))
+    assert found.run().meta["how"]["in_context"] and not plain.run().meta["how"]["in_context"]
+    assert found.sides.scale != plain.sides.scale
+
+
+def test_an_encoder_that_cannot_pool_late_sees_units_by_themselves():
+    found, plain = (prepare(QUERY, CORPUS, "hash", blend=Blend(context=weight), progress=False) for weight in (1, 0))
+    assert found.run().to_dict() == plain.run().to_dict() and not found.meta["how"]["in_context"]
+    assert prepare(QUERY, CORPUS, "bm25", blend=Blend(context=1)).run().to_dict() == prepare(
+        QUERY, CORPUS, "bm25", blend=Blend(context=0)).run().to_dict()
 
 
 def test_scripts_by_hand_and_blank_queries():

@@ -23,7 +23,7 @@ from ..core.store import Store
 from .alignment import Alignment, Costs, Scale, Side, View, align_one, aligned_topk, similarity_scale
 from .bm25 import BM25, bm25_variant
 from .grammar import parse_query
-from .late import embed_late
+from .late import embed_late, pools_late
 from .run import Run
 from .script import Script
 from .search import check_queries
@@ -39,6 +39,7 @@ class Blend:
     window: float = 0.25  # of the best window
     session: float = 0.15  # of the whole conversation
     voice: float = 1.5  # of what a speaker says to play a part, in its vector; see `voiced`
+    context: float = 0.5  # of a unit as its conversation shows it, in its vector, where the encoder `pools_late`
 
     def __post_init__(self):
         for name in (part.name for part in fields(self)):
@@ -67,7 +68,7 @@ class Sides(NamedTuple):
     how: dict  # what the similarities depend on
 
 
-def _dense(scripts: Sequence[Script], units: Mapping[str, Units], blend: Blend, encoder: Encoder, late: bool,
+def _dense(scripts: Sequence[Script], units: Mapping[str, Units], blend: Blend, encoder: Encoder,
            store: Store | None, batch_size: int | None, progress: bool) -> Sides:
     rendering = units["turn"].rendering
     # Documents first: an encoder that learns its words, such as `keyword`, learns them there.
@@ -76,9 +77,10 @@ def _dense(scripts: Sequence[Script], units: Mapping[str, Units], blend: Blend, 
     every = embed(encoder, texts, "document", rendering, store, batch_size, progress)
     edges = np.cumsum([0] + [len(part) for part in units.values()])
     vectors = {name: every[a:b] for name, a, b in zip(units, edges, edges[1:])}
-    if late:
-        in_context = embed_late(encoder, {"turn": units["turn"]}, store, batch_size, progress)["turn"]
-        vectors["turn"] = unit_vectors(vectors["turn"] + in_context, units["turn"].texts, encoder.name)
+    in_context = blend.context > 0 and pools_late(encoder)
+    if in_context:
+        for name, late in embed_late(encoder, units, store, batch_size, progress).items():
+            vectors[name] = unit_vectors(vectors[name] + blend.context * late, units[name].texts, encoder.name)
     asks, owner = _wholes(scripts)
     wanted = [part for script in scripts for part in script.parts]
     says = {row: said for row, part in enumerate(wanted) if blend.voice and (said := voiced(part))}
@@ -93,7 +95,7 @@ def _dense(scripts: Sequence[Script], units: Mapping[str, Units], blend: Blend, 
     views = tuple(View(weight, queries, sides[name]) for name, weight in blend.views.items())
     whole = (parts, sides["session"]) if "session" in sides else None
     return Sides(parts, sides["turn"], views, whole, similarity_scale(vectors["turn"]), encoder.name,
-                  {role: encoder.fingerprint(role) for role in ("query", "document")})
+                  {role: encoder.fingerprint(role) for role in ("query", "document")} | {"in_context": in_context})
 
 
 def _lexical(scripts: Sequence[Script], units: Mapping[str, Units], blend: Blend, variant: str) -> Sides:
@@ -195,7 +197,6 @@ def prepare(
     costs: Costs = Costs(),
     window: int = 3,  # messages in a window
     rendering: str = "plain",  # how messages become text, see `render`
-    late: bool = False,  # a message's vector is the mean of that by itself and that in its context, see `embed_late`
     store: Store | None = None,  # keeps vectors for the next time
     batch_size: int | None = None,  # of the encoder; default: its own
     device: str | None = None,  # of the encoder; default: a GPU if there is one
@@ -221,15 +222,13 @@ def prepare(
         said[numbers[chat.id]] = chat.turns
     roles = np.array([said[number][place].role for number, place in zip(turns.conversation, turns.start)], dtype=object)
     if (variant := bm25_variant(encoder)) is not None:
-        if late:
-            raise CdrError("late pooling needs an encoder with vectors, not BM25")
         sides = _lexical(list(scripts.values()), units, blend, variant)
     else:
         encoder = get_encoder(encoder, device=device) if isinstance(encoder, str) else encoder
         asked = [script for script in scripts.values() if script.parts]
-        sides = _dense(asked, units, blend, encoder, late, store, batch_size, progress)
+        sides = _dense(asked, units, blend, encoder, store, batch_size, progress)
         sides = _with_blank(sides, list(scripts.values()))
-    meta = {"granularity": "aligned", "window": window, "rendering": rendering, "late": late, "blend": asdict(blend),
+    meta = {"granularity": "aligned", "window": window, "rendering": rendering, "blend": asdict(blend),
             "costs": asdict(costs), "scale": sides.scale._asdict(), "conversations": len(turns.conversation_ids),
             "units": len(turns), "blank_queries": sum(not script.parts for script in scripts.values()),
             "fallbacks": sum(script.how == "fallback" for script in scripts.values()), "encoder": sides.label, "how": sides.how}
