@@ -6,7 +6,7 @@
 __all__ = ['TALKS', 'BEGIN', 'END', 'WHERE', 'FROM_TO', 'THEN', 'AT_ONCE', 'SEPARATORS', 'TURNS', 'FIRST', 'MIDDLE', 'LAST',
            'starts', 'which_phrase', 'Frame', 'find_frame', 'Step', 'cut_out', 'done_by', 'to_clauses']
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #9fde9aaa
+# %% ../../nbs/retrieval/07d_clauses.ipynb #31421426
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -20,7 +20,7 @@ from cdr_lib.retrieval.lexicon import (
 )
 from .script import ROLES
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #71be41a6
+# %% ../../nbs/retrieval/07d_clauses.ipynb #5e927ed8
 TALKS = frozenset(
     form
     for noun in """
@@ -41,7 +41,8 @@ _BOUND = word_set("""
 """)  # other things too: a frame only after a verb such as "find" or before "where"
 _ASK = re.compile(
     r"(?:(?:hi|hello|hey|please|pls|plz|kindly|now|ok|okay)[ ,]+)*"
-    r"(?:(?:can|could|would|will) (?:you|we|i) (?:please |pls |kindly )?|help me (?:to )?|i(?:'d| would) like you to |let's |let us )?"
+    r"(?:(?:can|could|would|will) (?:you|we|i) (?:please |pls |kindly )?|help me (?:to )?|i(?:'d| would) like you to |"
+    r"let's |let us )?"
     r"(?:(?:please |pls )?(?:find|show|give|list|get|fetch|retrieve|search for|search|look for|look up|look at|display|identify|"
     r"locate|return|bring up|point me to|flag|export|browse|count|highlight|"
     r"pull up|pull out|pull|filter|select|collect|spot|surface|extract|dig up)(?: (?:me|us|out|up))*(?: for)?\b"
@@ -88,7 +89,7 @@ WHERE = phrase_list("""
     following : | :
 """)
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #6e344b0a
+# %% ../../nbs/retrieval/07d_clauses.ipynb #4c74ae0b
 def starts(words: list[Word], at: int, phrase: tuple[str, ...]) -> bool:
     "Whether a phrase stands at a place."
     if at >= len(words) or words[at].low != phrase[0]:
@@ -103,7 +104,7 @@ def which_phrase(words: list[Word], at: int, phrases: Iterable[tuple[str, ...]])
     low = words[at].low
     return max((len(phrase) for phrase in phrases if phrase[0] == low and starts(words, at, phrase)), default=0)
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #1c5eb616
+# %% ../../nbs/retrieval/07d_clauses.ipynb #3d628c34
 class Frame(NamedTuple):
     "What is left of a query when the words around it are taken away."
 
@@ -203,11 +204,11 @@ def _front(words: list[Word], text: str) -> Frame:
             return Frame(words[start:], words[stop + length :], [] if samples else words[start:stop])
     return Frame(words[start:], words[start:], [])
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #2acb6037
+# %% ../../nbs/retrieval/07d_clauses.ipynb #d8fca8f8
 def _question(words: list[Word], start: int, phrase: tuple[str, ...]) -> Frame:
     at = start + len(phrase)
     rest = words[at:]
-    if phrase[0] in ("how", "whether", "if") and len(phrase) == 1 and start and subject_at(rest, 0):
+    if phrase[0] in ("how", "whether", "if") and len(phrase) == 1 and subject_at(rest, 0):
         return Frame(rest, rest, [])  # "I want to see how users react"
     if phrase == ("how",) and not (
         rest[0].low in DO or rest[0].low in BE or rest[0].low in MODAL
@@ -234,7 +235,7 @@ def _question(words: list[Word], start: int, phrase: tuple[str, ...]) -> Frame:
             rest = [be, *rest]
     return Frame(rest, rest, [])
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #cac1a3b1
+# %% ../../nbs/retrieval/07d_clauses.ipynb #c85997cd
 def _talks(words: list[Word], start: int, described: int, talk: int, where: int) -> Frame:
     "A frame with a noun for conversations at `talk`; its adjectives begin at `described`."
     at = talk + 1
@@ -369,7 +370,7 @@ FROM_TO = frozenset(
     for form in inflected(base)
 )
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #1e329511
+# %% ../../nbs/retrieval/07d_clauses.ipynb #d7d1ddfb
 # kind: "later", "next": a new clause after this one. "after", "afternext": what follows comes first. "before": it comes after.
 _PHRASES: dict[str, list[tuple[tuple[str, ...], str]]] = {}
 for _kind, _listed in {
@@ -421,7 +422,7 @@ for _kind, _listed in {
 for _list in _PHRASES.values():
     _list.sort(key=lambda item: -len(item[0]))
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #9a8f9b0f
+# %% ../../nbs/retrieval/07d_clauses.ipynb #2ed816d6
 THEN = phrase_list("""
     then | later | later on | afterwards | afterward | after that | subsequently | thereafter | finally | eventually |
     in the end | at last | ultimately | lastly | next | a little later | some messages later | some turns later | some
@@ -455,7 +456,7 @@ class Step(NamedTuple):
     link: str  # "", "later", "next", "same", "with" or "never"
     words: list[Word]
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #c276e4f6
+# %% ../../nbs/retrieval/07d_clauses.ipynb #9997edeb
 TURNS = word_set("""
     turn turns turned become becomes became grow grows grew go goes went turning becoming growing
 """)
@@ -533,7 +534,7 @@ def _same(words: list[Word], at: int, kinds: set[str]) -> bool:
         return True
     return following in DETERMINERS | POSSESSIVES - {"own"} or following in _AFTER_VERBS or bool(side_at(words, at + 1))
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #0cc89fc7
+# %% ../../nbs/retrieval/07d_clauses.ipynb #3fb96dac
 def _event(words: list[Word], at: int) -> bool:
     "Whether a noun phrase at a place is something that happens, not a time of day."
     if at >= len(words):
@@ -574,7 +575,10 @@ def _actorless(clause: list[Word]) -> bool:
     return bool(clause) and is_nominal(clause if not who else clause[who.end :] or clause) and (who is None or who.owner)
 
 
-_CHECKS = word_set("check checks checking checked see sees seeing test tests testing as only even out find finds finding know knows sure unsure clear matter curious inquire inquires enquire enquires")
+_CHECKS = word_set("""
+    check checks checking checked see sees seeing test tests testing as only even out find finds finding know knows sure
+    unsure clear matter curious inquire inquires enquire enquires
+""")
 
 
 def _finite_soon(words: list[Word], at: int, reach: int = 7) -> bool:
@@ -604,11 +608,12 @@ def _allowed(phrase: tuple[str, ...], kind: str, words: list[Word], at: int, cla
     if not lead and inside_speech(clause) and not subject:
         return False
     if phrase == ("on",):
-        return following in RECEIVED and following not in ("having", "being") or lead and following.endswith("ing") and following in VERBS
+        received = following in RECEIVED and following not in ("having", "being")
+        return received or (lead and following.endswith("ing") and following in VERBS)
     if phrase == ("if",):
         said = any(word.low in _SAYS or word.low in _CHECKS for word in clause)
         mine = side_at(clause, 0) if clause else None
-        return not said and mine is not None and subject is not None and subject.role == {"user": "assistant", "assistant": "user"}.get(mine.role)
+        return not said and mine is not None and subject is not None and {mine.role, subject.role} == set(ROLES)
     if phrase == ("since",) and not (lead and any(word.low == "," for word in words[end:])):
         return False
     if phrase in (("because",), ("since",)):
@@ -671,7 +676,7 @@ def _phrase(words: list[Word], at: int, clause: list[Word]) -> tuple[tuple[str, 
             return phrase, kind
     return None
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #a838c126
+# %% ../../nbs/retrieval/07d_clauses.ipynb #51e9382b
 def _without(words: list[Word], at: int, clause: list[Word]) -> bool:
     "Whether *without* at a place forbids something: an act, or a thing that is said."
     if at + 1 >= len(words) or (clause and inside_speech(clause)):
@@ -684,7 +689,7 @@ def _without(words: list[Word], at: int, clause: list[Word]) -> bool:
         return False
     return not clause or bool(noun) and low in DETERMINERS | {"giving", "further", "first", "prior", noun}
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #e567a40f
+# %% ../../nbs/retrieval/07d_clauses.ipynb #1fbe2316
 _OF_TALK = (
     r"(?: of (?:the |a |their |this )?(?:[\w-]+ ){0,2}?"
     r"(?:conversation|chat|session|dialogue|dialog|talk|call|exchange|discussion|interaction))?"
@@ -744,7 +749,7 @@ def _statement(words: list[Word], at: int) -> bool:
             return False
     return False
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #0813b960
+# %% ../../nbs/retrieval/07d_clauses.ipynb #90264ab2
 def _forms(words: list[Word], at: int) -> set[str]:
     low = words[at].low if at < len(words) else ""
     return VERBS.get(low, {"past"} if low.endswith("ed") else set())
@@ -801,7 +806,7 @@ def _fate(words: list[Word], at: int, clause: list[Word]) -> tuple[list[Word], i
         return None
     return [*never, words[at]], at + 1
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #f9e8cf4f
+# %% ../../nbs/retrieval/07d_clauses.ipynb #989f4e38
 class _Cutter:
     "The state of the pass."
 
@@ -876,7 +881,7 @@ class _Cutter:
                 self.held = None
         self.link = "later"
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #62b0071d
+# %% ../../nbs/retrieval/07d_clauses.ipynb #96c5826b
 def _cleft_end(cut: _Cutter) -> bool:
     words, at = cut.words, cut.at
     if cut.cleft and cut.leading and words[at].low == "that" and cut.clause and subject_at(words, at + 1):
@@ -982,7 +987,7 @@ def _forward(cut: _Cutter, end: int, marks: int, seen: set[str]) -> tuple[str, i
         return "never", end + 1, same  # "ask for hints but not the solution"
     return "", end, same
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #6863d377
+# %% ../../nbs/retrieval/07d_clauses.ipynb #30f7b9ea
 _GOT = word_set("received got been seen heard learned learnt read found had viewed noticed")
 
 
@@ -1061,7 +1066,7 @@ def _then(cut: _Cutter) -> bool:
     cut.close()
     return cut.go(at + 1, cut.speaker if same else cut.clause)
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #b884de36
+# %% ../../nbs/retrieval/07d_clauses.ipynb #cccfc1d1
 def _ban(cut: _Cutter) -> bool:
     words, size, at, clause = cut.words, cut.size, cut.at, cut.clause
     low = words[at].low
@@ -1069,7 +1074,10 @@ def _ban(cut: _Cutter) -> bool:
         (starts(words, at, ("instead", "of")) or starts(words, at, ("rather", "than")))
         and at + 2 < size
         and words[at + 2].low.endswith("ing")
-        and (any(word.low in VERBS for word in clause) or not cut.steps and not clause and any(word.low == "," for word in words[at:]))
+        and (
+            any(word.low in VERBS for word in clause)
+            or (not cut.steps and not clause and any(word.low == "," for word in words[at:]))
+        )
     )
     if instead or low == "without" and _without(words, at, clause):
         ends = low == "without" and len(clause) > 2 and clause[-1].low in END and clause[-2].low in SEPARATORS
@@ -1128,7 +1136,9 @@ def _relative(cut: _Cutter) -> bool:
     return False
 
 
-_CAUSES = frozenset(form for base in "make leave cause prompt lead force drive get encourage push".split() for form in inflected(base))
+_CAUSES = frozenset(
+    form for base in "make leave cause prompt lead force drive get encourage push".split() for form in inflected(base)
+)
 
 
 _MOVES = word_set("""
@@ -1193,7 +1203,8 @@ def _aside(cut: _Cutter) -> bool:
     subject = clause[: who.end]
     cut.clause = [*subject, *clause[inner:]]
     cut.close()
-    return cut.go(at + 1, subject, "later" if clause[inner + 1 : inner + 2] and clause[inner + 1].low in ("had", "has") else "same")
+    before = inner + 1 < len(clause) and clause[inner + 1].low in ("had", "has")  # "who had been polite"
+    return cut.go(at + 1, subject, "later" if before else "same")
 
 
 def _with_side(cut: _Cutter) -> bool:
@@ -1229,18 +1240,19 @@ def _no_comma(cut: _Cutter) -> bool:
     words, at, clause = cut.words, cut.at, cut.clause
     if (
         cut.leading
-        and (len(clause) > 1 or clause and clause[0].low in EVENTS and acts_at(words, who.end if (who := subject_at(words, at)) else at))
+        and (len(clause) > 1 or (clause and clause[0].low in EVENTS))
         and words[at].low != "of"
         and clause[-1].low not in NOT_ADJECTIVE - {"it", "them"}
         and (who := subject_at(words, at))
         and (clause[-1].low not in VERBS or words[at].low in DETERMINERS and acts_at(words, who.end))
+        and (len(clause) > 1 or acts_at(words, who.end))
         and not any(word.low == "," for word in words[at:])
     ):
         cut.close()
         return cut.go(at, cut.clause)
     return False
 
-# %% ../../nbs/retrieval/07d_clauses.ipynb #ea1cdbda
+# %% ../../nbs/retrieval/07d_clauses.ipynb #c5d61b98
 _RULES = (
     _cleft_end, _with_side, _who_else, _aside, _separator, _effect, _ordering, _who_then, _bare_side, _then, _ban,
     _relative, _at_request, _no_comma,

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['OTHER', 'parse_query']
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #a668a039
+# %% ../../nbs/retrieval/08_grammar.ipynb #f124c411
 import re
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ from cdr_lib.retrieval.lexicon import (
 )
 from .script import ROLES, Part, Script
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #80f6a8f2
+# %% ../../nbs/retrieval/08_grammar.ipynb #28a94611
 _NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _OFTEN = dict.fromkeys(
     phrase_list("""
@@ -81,6 +81,7 @@ _ASKING = word_set("""
     ask asks asking complain complains complaining request requests requesting thank thanks thanking wants needs seeks
     seeking prefers
 """)
+_WISHING = _ASKING | word_set("want need expects expect expected wanted asked requested demands demand demanded orders ordered")
 _WANTED = word_set("requested wanted needed desired ordered")  # by whom, if nobody is named: the user
 # Of somebody: what the other side does to them.
 _DONE_OF = word_set("""
@@ -90,7 +91,7 @@ _DONE_OF = word_set("""
 OTHER = {"user": "assistant", "assistant": "user"}
 _STRIP = LINKING | word_set("and but or so yet that , : ; . - – — | & also both")
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #63f33174
+# %% ../../nbs/retrieval/08_grammar.ipynb #357b70b1
 @dataclass
 class _Said:
     "What the small words of a clause say."
@@ -123,7 +124,7 @@ def _take_number(words: list[Word], said: _Said) -> list[Word]:
                 return words[:at] + words[at + len(phrase) :]
     return words
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #f33d8c1a
+# %% ../../nbs/retrieval/08_grammar.ipynb #e2bfbd29
 _SIGNS = word_set("sign signs change changes shift fatigue distress confidence trust interest tension loss")
 _REPLIES = word_set("replies response responses answer answers wording texts text posts lines")
 _FIRST_ONE, _LAST_ONE = word_set("first opening initial"), word_set("last final closing")
@@ -162,10 +163,12 @@ _ANSWERS = word_set("""
 """)
 
 
-def _gets(words: list[Word]) -> int:
-    "Length of *gets an* in *gets an answer*, which is an act of the other side, or 0."
+def _gets(words: list[Word], asked: bool) -> int:
+    "Length of *gets an* in *gets an answer*, which is an act of the other side, or 0; anything else only if it was asked for."
     if words[0].low not in ("gets", "get", "got", "receives", "receive", "received", "obtains", "obtain") or len(words) < 2:
         return 0
+    if asked and words[1].low in DETERMINERS and len(words) > 2:
+        return 1 + (words[1].low in ("no", "a", "an", "the"))
     for at in range(1, min(len(words), 6)):
         if words[at].low in _ANSWERS:
             ends = at + 1 == len(words) or words[at + 1].low in NOT_ADJECTIVE
@@ -302,6 +305,8 @@ class _Reader:
         if cut := cut_out(words, _LATER):
             words = [*cut, Word("later", "later", True)]
         while len(words) > 1 and words[-1].low in ("later", "afterwards", "eventually", "then", "subsequently"):
+            if words[-2].low in TIMES_OF_DAY:
+                break  # "two days later"
             who = None if self.parts else side_at(words, 0)
             if who and who.kept and who.end < len(words) - 2 and words[who.end].low != "whose":
                 self.add(who.kept, role=who.role)  # "an angry user says sorry later"
@@ -380,8 +385,9 @@ class _Reader:
             self.add(kept, role=role)
             rest, role, kept = rest[1:], "", []
             fields["after"] = "later" if late else ""
-        if who is not None and who.owner and len(rest) == 2 and rest[1].low in _ONE_MESSAGE and rest[0].low in _FIRST_ONE | _LAST_ONE:
-            fields["place"], rest = ("first" if rest[0].low in _FIRST_ONE else "last"), rest[1:]
+        if who is not None and who.owner and len(rest) == 2 and rest[1].low in _ONE_MESSAGE:
+            if rest[0].low in _FIRST_ONE | _LAST_ONE:
+                fields["place"], rest = ("first" if rest[0].low in _FIRST_ONE else "last"), rest[1:]
         if who is not None and rest and rest[0].low == "first" and not acts_at(rest[1:], 0) and self.following != OTHER.get(role):
             self.at_first = True  # "the user first vague, later specific"
         while rest and (
@@ -404,7 +410,8 @@ class _Reader:
             rest = rest[1:]
         if not rest:
             rest, kept = kept or words, []
-        if who is not None and not who.owner and role and (length := _gets(rest)):
+        asked = link == "same" and self.parts and self.parts[-1].text.split()[0].lower() in _WISHING
+        if who is not None and not who.owner and role and (length := _gets(rest, bool(asked))):
             fields["never"] |= rest[length - 1].low == "no"
             if link == "same" and self.parts:
                 fields["after"] = fields["after"] or "later"
@@ -438,6 +445,11 @@ class _Reader:
                 and lows & {"second", "other", "another", "next", "last"}
             ):
                 fields["after"] = "later"
+        before = self.last_part()
+        if not role and who is None and link in ("later", "and") and words[0].low in FATES and before and before.role:
+            role = OTHER[before.role]
+            if len(words) > 2 and words[0].low == "answered" and words[1].low == "with":
+                words = words[2:]
         self.from_to(words, role, fields)
 
     def negation(self, rest: list[Word], role: str, fields: dict) -> tuple[list[Word], str]:
@@ -609,7 +621,7 @@ class _Reader:
             ):
                 break
             if word.low in ("by", "from", "of") and at and (other := side_at(rest, at + 1)) and not other.owner:
-                if rest[at + 1].low in ("another", "other") or any(
+                if rest[at + 1].low in ("another", "other") or word.low != "by" and any(
                     rest[i].low == "to" and "base" in VERBS.get(rest[i + 1].low, ()) for i in range(1, at)
                 ):
                     continue
@@ -646,6 +658,9 @@ class _Reader:
                 if word.low in PREPOSITIONS or word.low in BE or (word.low in VERBS and word.low not in USER_NOUNS):
                     break
                 if word.low in USER_NOUNS:
+                    passive = [w.low for w in rest[at + 1 : at + 2]]
+                    if passive and passive[0] in BE and (done_by(rest) or "past" in VERBS.get(rest[-1].low, ())):
+                        break
                     return rest, "user"
             for at in range(1, min(5, len(rest))):
                 if rest[at].low.endswith(("'s", "s'")) and (other := side_at(rest, at)) and other.owner:
@@ -660,7 +675,7 @@ class _Reader:
         for at, word in enumerate(low):
             if word == "by" and at and (agent := side_at(rest, at + 1)) and not agent.owner:
                 done = at - 1
-                be = next((i for i in range(done, max(done - 4, -1), -1) if low[i] in BE), None)
+                be = next((i for i in range(done, max(done - 6, -1), -1) if low[i] in BE), None)
                 if be is None:
                     last = at - 1
                     while last > 0 and low[last].endswith("ly"):
@@ -735,7 +750,7 @@ class _Reader:
                 return
         self.add(words, role=role, **fields)
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #bc64ca0c
+# %% ../../nbs/retrieval/08_grammar.ipynb #7e90e5dd
 _LONGEST, _MOST = 3000, 400  # characters, words
 _CORE_ASSISTANT, _CORE_USER = (
     frozenset(names) - word_set("people person persons system machine model models operator human humans")

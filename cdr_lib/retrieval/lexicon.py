@@ -9,12 +9,12 @@ __all__ = ['EDGE', 'VERBS', 'BE', 'MODAL', 'DO', 'HAVE', 'ALSO_NOUNS', 'USER', '
            'EVENTS', 'TIMES_OF_DAY', 'Word', 'to_words', 'to_text', 'inflected', 'word_set', 'phrase_list', 'Side',
            'shaped_verb', 'side_at', 'subject_at', 'acts_at', 'inside_speech', 'is_nominal']
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #36bcbbe3
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #f90e0211
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #41ac4082
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #88fa81eb
 class Word(NamedTuple):
     "A word of a query."
 
@@ -56,7 +56,8 @@ def _slips(word: str) -> set[str]:
 _SPELT = {slip: word for word in _OFTEN_MISSPELT.split() for slip in _slips(word)}
 _SPELT |= {"teh": "the", "hte": "the", "costumer": "customer", "costumers": "customers", "assitent": "assistant",
            "usr": "user", "usrs": "users", "agnt": "agent", "convo": "conversation", "convos": "conversations",
-           "conv": "conversation", "convs": "conversations", "befor": "before", "afer": "after", "wich": "which", "whre": "where", "dont": "don't",
+           "conv": "conversation", "convs": "conversations", "befor": "before", "afer": "after", "wich": "which", "whre": "where",
+           "dont": "don't",
            "doesnt": "doesn't", "didnt": "didn't", "cant": "can't", "wont": "won't", "isnt": "isn't", "couldnt": "couldn't"}
 _SPELT = {slip: word for slip, word in _SPELT.items() if slip not in _OFTEN_MISSPELT.split()}
 
@@ -83,7 +84,7 @@ def to_text(words: Iterable[Word]) -> str:
         words.pop()
     return "".join(" " * (word.space and number > 0) + word.text for number, word in enumerate(words))
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #b40e8ec1
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #2787aa86
 _BASE = """
     abandon accept accuse ache achieve acknowledge act adapt add adjust admit adopt advise afford agree alert align
     allow amuse analyse analyze announce answer apologise apologize appear apply appreciate approve argue arrange
@@ -310,7 +311,7 @@ _DOUBLED = frozenset(
 """.split()
 ) - {"hurry"}
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #604b2897
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #d9ccb74f
 def inflected(base: str) -> dict[str, str]:
     "Forms of a verb and which they are: base, s, ing or past."
     vowel_y = base.endswith("y") and base[-2] not in "aeiou"
@@ -384,7 +385,7 @@ _ALSO_NOUNS = frozenset(
 )
 ALSO_NOUNS = frozenset(form for base in _ALSO_NOUNS for form, kind in inflected(base).items() if kind in ("base", "s"))
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #16a648d6
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #0a25e500
 def word_set(words: str) -> frozenset[str]:
     "Words that stand in one string."
     return frozenset(words.split())
@@ -518,7 +519,7 @@ ADVERBS = LINKING | MANNER_ADVERBS  # only what links may be left out of a text
 
 
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #89e0d7ba
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #70093636
 class Side(NamedTuple):
     "Somebody who is named as the subject of a clause."
 
@@ -605,7 +606,7 @@ def side_at(words: list[Word], at: int) -> Side | None:
                 return None
             if not marked and not plural and not owner and kept and not _verb_soon(words, end):
                 return None
-            if noun in KINDS and (plural or marked) and words[first].low != "the" and (not kept or end < size):
+            if noun in KINDS and (plural or marked) and words[first].low != "the" and (not kept or end < size) and not owner:
                 kept = [*kept, words[at]]
             two = noun == "people" and words[first].low in ("two", "both")
             return Side("" if role == "any" or two else role, kept, end, owner)
@@ -620,7 +621,7 @@ def side_at(words: list[Word], at: int) -> Side | None:
         at += 1
     return None
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #d35508a1
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #05079913
 def _verbish(words: list[Word], at: int) -> bool:
     "Whether what stands at a place can go on after a subject."
     return at < len(words) and words[at].low not in (PREPOSITIONS - {"like"}) | {
@@ -639,6 +640,8 @@ def _verbish(words: list[Word], at: int) -> bool:
 def subject_at(words: list[Word], at: int) -> Side | None:
     "A side that is named at a place and then does something."
     who = side_at(words, at)
+    if who and who.end < len(words) and words[who.end].low in ("he", "she", "they") and acts_at(words, who.end + 1):
+        return who._replace(end=who.end + 1)  # "the customer he is angry"
     if who and _verbish(words, who.end):
         bare = who.end - at == 1 and not who.owner and not words[at].low.endswith("s") and words[at].low not in ("people",)
         if not bare or words[at].low in _ANYONE or acts_at(words, who.end):
@@ -678,7 +681,7 @@ def acts_at(words: list[Word], at: int) -> bool:
         or words[at].low in (":", "who", "not", "never", "keeps", "keep")
     )
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #8e442f88
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #b00696c3
 SPEECH = word_set("""
     that whether if how why what because where who which since as
 """)
@@ -711,7 +714,7 @@ def is_nominal(words: list[Word]) -> bool:
         and not any(word.low in BE or word.low in MODAL or word.low in DO for word in words)
     )
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #637b9fad
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #da6c0c68
 FEELINGS = word_set("""
     angry anger annoyed annoyance anxious anxiety frustrated frustration furious fury irritated irritation worried
     worry worries afraid fear fears scared nervous nervousness upset sad sadness unhappy disappointed disappointment
