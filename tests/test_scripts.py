@@ -115,6 +115,26 @@ MEANINGS = {
     # no X until Y
     "the bot does not apologise until the user complains": "user: complains\nlater assistant: apologise",
     "no refund is granted until the customer protests": "user: protests\nlater any: refund is granted",
+    # reasons, effects and asides
+    "the caller leaves because the agent is rude": "assistant: is rude\nlater user: leaves",
+    "The agent's refusal makes the customer angry": "assistant: refusal\nlater user: angry",
+    "the bot jokes, which makes the user laugh": "assistant: jokes\nlater user: laugh",
+    "The agent warns the client, who then ignores it": "assistant: warns the client\nlater user: ignores it",
+    "The customer, upset about the delay, asks for a refund": "user: upset about the delay\nuser: asks for a refund",
+    "Rather than answering, the bot asks for a number": "never assistant: answering\nassistant: asks for a number",
+    "if the client insists, the bot gives in": "user: insists\nlater assistant: gives in",
+    # what is received, answered and counted
+    "the user asks for a list and gets an essay": "user: asks for a list\nlater assistant: essay",
+    "the user gets no answer": "never assistant: answer",
+    "three or more follow-up questions by the user": "user x3: follow-up questions",
+    "not a single apology from the agent": "never assistant: apology",
+    "the assistant's advice isn't followed": "assistant: advice\nlater never user: followed",
+    "assistant corrected by user": "user: corrected",
+    "harassment of the assistant by the user": "user: harassment of the assistant",
+    # callings, and verbs that are on no list
+    "a nurse asks the bot about a dosage": "user: asks the bot about a dosage",
+    "the doctor calms the patient": "assistant: calms the patient",
+    "user overcomplicates the plan, model deuglifies it": "user: overcomplicates the plan\nlater assistant: deuglifies it",
     # slips, and what is no place or order
     "teh custmoer leaves befroe the agent answers": "user: leaves\nlater assistant: answers",
     "Sessoins where the user sings": "user: sings",
@@ -187,8 +207,9 @@ def test_long_queries_take_no_time(unit):
 
 def test_accuracy_on_every_half():
     scripts = {query.text: parse_query(query.text) for query in LABELLED}
-    for half, exact, recall, field in (("dev", 0.97, 0.97, 0.97), ("test", 0.78, 0.85, 0.95),
-                                       ("stranger-dev", 0.75, 0.85, 0.93), ("stranger-test", 0.42, 0.7, 0.8)):
+    for half, exact, recall, field in (("dev", 0.98, 0.98, 0.98), ("test", 0.82, 0.9, 0.95),
+                                       ("stranger-dev", 0.85, 0.92, 0.95), ("stranger-test", 0.48, 0.75, 0.83),
+                                       ("analyst-dev", 0.8, 0.93, 0.93), ("analyst-test", 0.56, 0.8, 0.88)):
         scores = parser_scores(scripts, [query for query in LABELLED if query.half == half])
         assert scores["exact"] >= exact and scores["recall"] >= recall and min(scores[name] for name in FIELDS) >= field, scores
 

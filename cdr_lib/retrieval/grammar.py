@@ -5,25 +5,26 @@
 # %% auto #0
 __all__ = ['OTHER', 'parse_query']
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #f124c411
+# %% ../../nbs/retrieval/08_grammar.ipynb #7c002782
 import re
 from dataclasses import dataclass
 
 from ..core.config import CdrError
 from cdr_lib.retrieval.clauses import (
-    AT_ONCE, BEGIN, END, FIRST, FROM_TO, LAST, MIDDLE, SEPARATORS, TALKS, THEN, TURNS, Step, cut_out, done_by,
-    find_frame, starts, to_clauses, which_phrase,
+    AT_ONCE, FIRST, LAST, MIDDLE, Step, THEN, TURNS, cut_out, to_clauses,
+)
+from cdr_lib.retrieval.frames import (
+    BEGIN, END, FROM_TO, TALKS, find_frame,
 )
 from cdr_lib.retrieval.lexicon import (
-    ADVERBS, ALSO_NOUNS, ASSISTANT, BE, DETERMINERS, DO, DONE_TO, EDGE, EVENTS, FATES, FEELINGS, HAVE, LINKING,
-    MANNERS,
-    KINDS, MODAL, NOT_ADJECTIVE, POSSESSIVES, PREPOSITIONS, RECEIVED, TIMES_OF_DAY, TRADES, USER, USER_NOUNS, VERBS,
-    Side, Word,
-    acts_at, inflected, inside_speech, phrase_list, side_at, subject_at, to_text, to_words, word_set,
+    ADVERBS, ALSO_NOUNS, ASSISTANT, BE, DETERMINERS, DO, DONE_TO, EDGE, EVENTS, FATES, FEELINGS, HAVE, KINDS,
+    LINKING, MANNERS, MODAL, NOT_ADJECTIVE, POSSESSIVES, PREPOSITIONS, RECEIVED, SEPARATORS, Side, TIMES_OF_DAY,
+    TRADES, USER, USER_NOUNS, VERBS, Word, acts_at, done_by, inflected, inside_speech, phrase_list, side_at, starts,
+    subject_at, to_text, to_words, which_phrase, word_set,
 )
 from .script import ROLES, Part, Script
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #28a94611
+# %% ../../nbs/retrieval/08_grammar.ipynb #a4ac022d
 _NUMBERS = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _OFTEN = dict.fromkeys(
     phrase_list("""
@@ -91,7 +92,7 @@ _DONE_OF = word_set("""
 OTHER = {"user": "assistant", "assistant": "user"}
 _STRIP = LINKING | word_set("and but or so yet that , : ; . - – — | & also both")
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #357b70b1
+# %% ../../nbs/retrieval/08_grammar.ipynb #ccf23b4e
 @dataclass
 class _Said:
     "What the small words of a clause say."
@@ -124,7 +125,7 @@ def _take_number(words: list[Word], said: _Said) -> list[Word]:
                 return words[:at] + words[at + len(phrase) :]
     return words
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #e2bfbd29
+# %% ../../nbs/retrieval/08_grammar.ipynb #f47d8f85
 _SIGNS = word_set("sign signs change changes shift fatigue distress confidence trust interest tension loss")
 _REPLIES = word_set("replies response responses answer answers wording texts text posts lines")
 _FIRST_ONE, _LAST_ONE = word_set("first opening initial"), word_set("last final closing")
@@ -282,6 +283,8 @@ class _Reader:
                 and LAST.match(" ".join(word.low for word in words[:8]))
             ):
                 said.place, words, length = "last", [*cut, *words[8:]], 0
+            elif words[0].low in ("second", "third") and words[1:] and words[1].low != "," and not subject_at(words, 1):
+                return words
             elif (length := which_phrase(words, 0, THEN)) and length < len(words):
                 said.after, said.explicit = said.after or "later", True
             elif (
@@ -486,7 +489,7 @@ class _Reader:
         if low[0] == "not" and len(rest) > 3 and (low[1:3] == ["a", "single"] or low[1] == "one" and low[2] not in BE | {"but"}):
             fields["never"] = True
             return rest[3 if low[1] == "a" else 2 :], role
-        if low[0] == "no" and len(rest) > 1:
+        if low[0] == "no" and len(rest) > 1 and low[1] != "longer":
             fields["never"] = True
             return rest[2 if len(rest) > 2 and low[1] in ("more", "further", "other", "such") else 1 :], role
         for at, word in enumerate(rest[:-1]):
@@ -652,6 +655,9 @@ class _Reader:
             pairs = zip(rest[:3], rest[1:4])
             if any(a.low in ("clarifying", "clarification") and b.low.startswith("question") for a, b in pairs):
                 return rest, "assistant"
+            head = next((i for i, word in enumerate(rest) if word.low in NOT_ADJECTIVE - DETERMINERS), len(rest)) - 1
+            if 0 < head < 4 and rest[head].low in USER_NOUNS and (head + 1 == len(rest) or rest[head + 1].low in PREPOSITIONS):
+                return rest, "user"  # "hold music complaints"
             for at, word in enumerate(rest[:4]):
                 if at == 0 and word.low.endswith("ed") and word.low not in USER_NOUNS:
                     continue
@@ -750,7 +756,7 @@ class _Reader:
                 return
         self.add(words, role=role, **fields)
 
-# %% ../../nbs/retrieval/08_grammar.ipynb #7e90e5dd
+# %% ../../nbs/retrieval/08_grammar.ipynb #495b43c3
 _LONGEST, _MOST = 3000, 400  # characters, words
 _CORE_ASSISTANT, _CORE_USER = (
     frozenset(names) - word_set("people person persons system machine model models operator human humans")
@@ -770,11 +776,12 @@ def _cast(
     found = []
     for at, word in enumerate(words):
         noun = word.low.removesuffix("'s")
-        if noun in TRADES and (asks or helps or at and (words[at - 1].low == "the" or words[at - 1].low == "a")):
+        if noun in TRADES and (asks or helps or at and words[at - 1].low in ("the", "a")):
             helper = helps or not asks and words[at - 1].low == "the"
             role = ("adviser" if helper else "subscriber") + "s" * (noun.endswith("s") and not noun.endswith("ss"))
             acts = subject_at([*words[:at], word._replace(low=role + word.low[len(noun) :]), *words[at + 1 :]], max(at - 1, 0))
-            word = word._replace(low=role + word.low[len(noun) :]) if acts else word
+            joined = at + 2 < len(words) and words[at + 1].low in ("and", "or")
+            word = word._replace(low=role + word.low[len(noun) :]) if acts or joined else word
         found.append(word)
     return found
 

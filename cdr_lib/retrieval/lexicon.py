@@ -5,16 +5,17 @@
 # %% auto #0
 __all__ = ['EDGE', 'VERBS', 'BE', 'MODAL', 'DO', 'HAVE', 'ALSO_NOUNS', 'USER', 'ASSISTANT', 'KINDS', 'TRADES', 'SIDES',
            'DETERMINERS', 'POSSESSIVES', 'PREPOSITIONS', 'NOT_ADJECTIVE', 'MANNER_ADVERBS', 'LINKING', 'ADVERBS',
-           'MANNERS', 'SPEECH', 'FEELINGS', 'USER_NOUNS', 'DONE_TO', 'FATES', 'REACTIONS', 'RECEIVED', 'EVENT',
-           'EVENTS', 'TIMES_OF_DAY', 'Word', 'to_words', 'to_text', 'inflected', 'word_set', 'phrase_list', 'Side',
-           'shaped_verb', 'side_at', 'subject_at', 'acts_at', 'inside_speech', 'is_nominal']
+           'MANNERS', 'SPEECH', 'SEPARATORS', 'FEELINGS', 'USER_NOUNS', 'DONE_TO', 'FATES', 'REACTIONS', 'RECEIVED',
+           'EVENT', 'EVENTS', 'TIMES_OF_DAY', 'Word', 'to_words', 'to_text', 'inflected', 'word_set', 'phrase_list',
+           'starts', 'which_phrase', 'Side', 'shaped_verb', 'side_at', 'subject_at', 'acts_at', 'inside_speech',
+           'is_nominal', 'forms_at', 'done_by']
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #f90e0211
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #58955680
 import re
 from collections.abc import Iterable
 from typing import NamedTuple
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #88fa81eb
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #888f8cc7
 class Word(NamedTuple):
     "A word of a query."
 
@@ -30,14 +31,12 @@ _WORD = re.compile(
 
 
 _OFTEN_MISSPELT = """
-    assistant assistants chatbot chatbots customer customers client clients caller callers person people conversation
-    conversations dialogue dialogues session sessions before without immediately repeatedly user users agent agents
-    after
-    where which never until frustration frustrated disappointed disappointment complaint complaints complains
-    satisfied
-    annoyed confused apologises apologizes apologise apologize question questions request requests recommendation
-    assistance
-    recommends suggestion suggests complain suggest recommend frustrate confuse annoy
+    assistant assistants chatbot chatbots customer customers client clients caller callers person people
+    conversation conversations dialogue dialogues session sessions before without immediately repeatedly user users
+    agent agents after where which never until frustration frustrated disappointed disappointment complaint
+    complaints complains satisfied annoyed confused apologises apologizes apologise apologize question questions
+    request requests recommendation assistance recommends suggestion suggests complain suggest recommend frustrate
+    confuse annoy
 """
 
 
@@ -84,142 +83,85 @@ def to_text(words: Iterable[Word]) -> str:
         words.pop()
     return "".join(" " * (word.space and number > 0) + word.text for number, word in enumerate(words))
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #2787aa86
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #6a0db0ba
 _BASE = """
-    abandon accept accuse ache achieve acknowledge act adapt add adjust admit adopt advise afford agree alert align
-    allow amuse analyse analyze announce answer apologise apologize appear apply appreciate approve argue arrange
-    arrive ask assert assess assist assume assure attach attack attempt attract avoid await bargain base be beat
-    become beg begin believe belittle bend bet bite blackmail blame block blow boast book bother break bring build
-    bully buy calculate call calm cancel carry cast catch celebrate change charge chase chat cheat check cheer
-    choose chuckle circle cite claim clarify clean climb close coax collect combine come comfort comment commit
-    compare compile complain complete compliment comply compute concede conclude conduct confess confirm confuse
-    congratulate connect consent consider construct consult contact continue contradict contribute convert convince
-    copy correct count cover crash create criticise criticize cry curse cut deal deceive decide declare decline
-    defend define deflect delay delegate delete deliver demand demonstrate deny depend derail describe deserve
-    design detect determine develop diagnose dictate differ digress disable disagree disappear disappoint disclose
-    disconnect discourage discover discuss dislike dismiss disobey dispute disregard distract distrust divert dodge
-    donate double doubt downplay draft drift drive drop earn eat echo edit elaborate embarrass embrace emerge
-    emphasise emphasize enable encourage end endorse engage enjoy enquire ensure enter entertain err escalate
-    establish estimate evade evaluate exaggerate examine exceed exchange exclaim excuse execute expand expect
-    experiment explain explore expose express extend fabricate fail fall falter feel fetch fight file fill find
-    finish fix flag flatter flip flirt follow forbid force forget forgive format forward fulfil gain gather generate
-    ghost give go gossip grant greet grieve grow grumble guarantee guess guide haggle hallucinate hand handle hang
-    hate hear help hesitate hide highlight hint hire hold hurry ignore illustrate imagine imitate impersonate
-    implement imply impress improve include increase indicate infer influence inform initiate inquire insert insist
-    inspect install instruct insult intend interpret interrupt intervene introduce invent investigate invite involve
-    irritate joke judge jump justify keep know label lack lag laugh lay leak learn leave lecture lend let lie like
-    link list listen load locate lock look lose love lower maintain make manage manipulate mark match mediate
-    memorise memorize mention mislead misread mistake misunderstand mix mock modify monitor motivate move name
-    narrate need negotiate nod note notice nudge obey object observe obtain occur offend offer omit open operate
-    order outline overlook owe pass paste patronise patronize pause pay perform persist persuade pick pitch plan
-    play plead point pose post postpone practise praise predict prefer prepare present press pretend prevent print
-    probe proceed process produce promise prompt pronounce propose protect protest prove provide provoke publish
-    pull purchase pursue push put quarrel question quit quote raise ramble rank rant rate reach read rearrange
-    reassure rebook recall receive recite recognise recognize recommend reconsider recover redirect reduce refer
-    reflect reformulate refund refuse refute regain regret reject relate relax relent rely remain remark remember
-    remind reminisce remove rent reorder repair repeat rephrase replace reply report reproduce request require
-    research reserve resist resolve resort respect respond restart restate resume retell retract retreat retry
-    return reveal revert revise revoke reward rewrite rhyme ridicule role-play roleplay run rush save say scare
-    schedule scold scream search see seek seem select sell send separate serve set settle share shift shorten shout
-    show sigh sign signal sing skip slip smile snap sob solve sort sound spam speak specify speculate spell spend
-    split spot stall stand start state stay steal stick stop store strike struggle study stumble submit substitute
-    succeed suffer suggest sum summarise summarize supply support surprise survive suspect suspend swap swear switch
-    sympathise sympathize tackle take talk teach tease tell tend test thank think threaten throw tire tolerate touch
-    track trade transcribe transfer translate travel treat trick trigger trust try turn type understand undo
-    unsubscribe update upgrade upload urge use utter validate vanish vary vent verify violate visit voice volunteer
-    vote vow wait waive walk wander want warn waste watch waver weigh welcome whine whisper win wish withdraw
-    withhold wonder work worry worsen wrap write yell yield
-"""
-_BASE += """
-    admire adore advertise agonise applaud attest automate avenge backtrack badger bait ban banter bash berate betray
-    bicker
-    bluff boost boot borrow brag brainstorm bribe browse brush budge bug bump cave cheer chide chime clash click coach
-    code
-    code-switch coerce commend commiserate compensate compete configure confide confront congratulate console contest
-    cope
-    counter crave creep cringe cross-check cuss dare debate debug deescalate de-escalate deliberate deploy derive
-    despair
-    diet  disapprove disbelieve disconnect dish diverge dodge doublecheck double-check double-text dox drag dread
-    dream
-    dwell edge elicit email encounter equate erupt estimate explode fabricate face  fault fidget figure filter
-    finalise
-    fizzle flinch flounder fluctuate fluster foreshadow forge freeze freak fume gaslight giggle gloat glitch grade
-    grin gripe
-    grill groan groom grovel guilt-trip gush hack haggle halt harass harp heckle hedge hit hoax hope hound hum humour
-    hype
-    iterate inflate infringe injure inquire insinuate interject intimidate invoke jeer jest jot jailbreak kick kid
-    kneel lament
-    lash latch leap lecture linger loop lure lurk malfunction mansplain market mask meander mend mentor merge mess
-    message
-    mimic mind mirror moan mourn mumble  mutter nag nitpick object obsess offload opt ostracise outsmart overlap
-    overpay
-    overrule overshare  pacify paint panic parrot parse paraphrase pat patch pester phish phrase ping pivot placate
-    plagiarise
-    pledge plot poke ponder pour preach present pressure presume pretend pry pressurise prescribe probe procrastinate
-    prod
-    program project quibble quip quiz rage rally rant rave react rebuff rebuke rebut reconsider recap recite recycle
-    relapse
-    relay release relive repay repent reproach reprimand resent reset resend respond rethink retort revisit ring rip
-    roast
-    roleplay rule sabotage sacrifice sass  scam scoff scramble screenshot scroll segue self-correct self-disclose
-    sense sext
-    shame ship shrug shut side sidestep sit skim slam slur smooth smirk snark sneer sneak snub soften soothe spark
-    spiral spit splurge stalk stall stammer steer stonewall storm strain stray stress stutter sue sugarcoat suggest
-    sulk
-    summon surface suspect swallow sway sweat tag tailor tamper target taunt text threaten thrive toggle transition
-    trash
-    trail trap troll troubleshoot tweak twist unlock unpack unload upsell uphold  validate venture veer vibe vouch
-    waffle
-    wane weaken whinge wind wink wind worm wriggle zoom cling confer happen handover arise emerge strive stem stir
-    cook dine
-    drink sleep die live bake rehearse recount grasp memorise misspell mispronounce misquote misremember misgender
-    misinform
-    misattribute misdiagnose outline overreact oversimplify overstate understate undermine disengage rejoin reopen
-    rewind rework
-    rewatch reframe relearn reload renew retract blurt burst recoil blush crack cite calculate compute convey conceal
-    compromise correspond cater certify chronicle commute contrast criticise cross-examine customise dabble decipher
-    dictate
-    differentiate diminish dominate dramatise elude empathise empathize endanger endure entertain entice excel exclude
-    expire
-    facilitate fulfill hurt identify illustrate indulge interrogate intrude isolate itemise legitimise lighten
-    localise mitigate
-    moralise moralize motivate normalise normalize notify offend optimise ostracize overcome paste personalise
-    personify
-    plead prioritise prioritize prolong quantify react reaffirm rectify redo refactor refrain reiterate reinforce
-    reminisce
-    render resurface retaliate romanticise salvage sanction simplify simulate solicit specialise stigmatise stipulate
-    stereotype steer stimulate subscribe trivialise trivialize unfold utilise utilize verbalise victimise worsen yearn
-    interfere lean   fade  heat escort detain deposit debit credit bill invoice dispatch reimburse transact
+    abandon accept accuse ache achieve acknowledge act adapt add adjust admire admit adopt adore advertise advise
+    afford agonise agree alert align allow amuse analyse analyze announce answer apologise apologize appear applaud
+    apply appreciate approve argue arise arrange arrive ask assert assess assist assume assure attach attack attempt
+    attest attract automate avenge avoid await backtrack badger bait bake ban banter bargain base bash be beat
+    become beg begin believe belittle bend berate bet betray bicker bill bite blackmail blame block blow bluff blurt
+    blush boast book boost boot borrow bother brag brainstorm break bribe bring browse brush budge bug build bully
+    bump burst buy calculate call calm cancel carry cast catch cater cave celebrate certify change charge chase chat
+    cheat check cheer chide chime choose chronicle chuckle circle cite claim clarify clash clean click climb cling
+    close coach coax code code-switch coerce collect combine come comfort commend comment commiserate commit commute
+    compare compensate compete compile complain complete compliment comply compromise compute conceal concede
+    conclude conduct confer confess confide configure confirm confront confuse congratulate connect consent consider
+    console construct consult contact contest continue contradict contrast contribute convert convey convince cook
+    cope copy correct correspond count counter cover crack crash crave create credit creep cringe criticise
+    criticize cross-check cross-examine cry curse cuss customise cut dabble dare de-escalate deal debate debit debug
+    deceive decide decipher declare decline deescalate defend define deflect delay delegate delete deliberate
+    deliver demand demonstrate deny depend deploy deposit derail derive describe deserve design despair detain
+    detect determine develop diagnose dictate die diet differ differentiate digress diminish dine disable disagree
+    disappear disappoint disapprove disbelieve disclose disconnect discourage discover discuss disengage dish
+    dislike dismiss disobey dispatch dispute disregard distract distrust diverge divert dodge dominate donate double
+    double-check double-text doublecheck doubt downplay dox draft drag dramatise dread dream drift drink drive drop
+    dwell earn eat echo edge edit elaborate elicit elude email embarrass embrace emerge empathise empathize
+    emphasise emphasize enable encounter encourage end endanger endorse endure engage enjoy enquire ensure enter
+    entertain entice equate err erupt escalate escort establish estimate evade evaluate exaggerate examine exceed
+    excel exchange exclaim exclude excuse execute expand expect experiment expire explain explode explore expose
+    express extend fabricate face facilitate fade fail fall falter fault feel fetch fidget fight figure file fill
+    filter finalise find finish fix fizzle flag flatter flinch flip flirt flounder fluctuate fluster follow forbid
+    force foreshadow forge forget forgive format forward freak freeze fulfil fulfill fume gain gaslight gather
+    generate ghost giggle give glitch gloat go gossip grade grant grasp greet grieve grill grin gripe groan groom
+    grovel grow grumble guarantee guess guide guilt-trip gush hack haggle hallucinate halt hand handle handover hang
+    happen harass harp hate hear heat heckle hedge help hesitate hide highlight hint hire hit hoax hold hope hound
+    hum humour hurry hurt hype identify ignore illustrate imagine imitate impersonate implement imply impress
+    improve include increase indicate indulge infer inflate influence inform infringe initiate injure inquire insert
+    insinuate insist inspect install instruct insult intend interfere interject interpret interrogate interrupt
+    intervene intimidate introduce intrude invent investigate invite invoice invoke involve irritate isolate itemise
+    iterate jailbreak jeer jest joke jot judge jump justify keep kick kid kneel know label lack lag lament lash
+    latch laugh lay leak lean leap learn leave lecture legitimise lend let lie lighten like linger link list listen
+    live load localise locate lock look loop lose love lower lure lurk maintain make malfunction manage manipulate
+    mansplain mark market mask match meander mediate memorise memorize mend mention mentor merge mess message mimic
+    mind mirror misattribute misdiagnose misgender misinform mislead mispronounce misquote misread misremember
+    misspell mistake misunderstand mitigate mix moan mock modify monitor moralise moralize motivate mourn move
+    mumble mutter nag name narrate need negotiate nitpick nod normalise normalize note notice notify nudge obey
+    object observe obsess obtain occur offend offer offload omit open operate opt optimise order ostracise ostracize
+    outline outsmart overcome overlap overlook overpay overreact overrule overshare oversimplify overstate owe
+    pacify paint panic paraphrase parrot parse pass paste pat patch patronise patronize pause pay perform persist
+    personalise personify persuade pester phish phrase pick ping pitch pivot placate plagiarise plan play plead
+    pledge plot point poke ponder pose post postpone pour practise praise preach predict prefer prepare prescribe
+    present press pressure pressurise presume pretend prevent print prioritise prioritize probe proceed process
+    procrastinate prod produce program project prolong promise prompt pronounce propose protect protest prove
+    provide provoke pry publish pull purchase pursue push put quantify quarrel question quibble quip quit quiz quote
+    rage raise rally ramble rank rant rate rave reach react read reaffirm rearrange reassure rebook rebuff rebuke
+    rebut recall recap receive recite recognise recognize recoil recommend reconsider recount recover rectify
+    recycle redirect redo reduce refactor refer reflect reformulate refrain reframe refund refuse refute regain
+    regret rehearse reimburse reinforce reiterate reject rejoin relapse relate relax relay relearn release relent
+    relive reload rely remain remark remember remind reminisce remove render renew rent reopen reorder repair repay
+    repeat repent rephrase replace reply report reprimand reproach reproduce request require research resend resent
+    reserve reset resist resolve resort respect respond restart restate resume resurface retaliate retell rethink
+    retort retract retreat retry return reveal revert revise revisit revoke reward rewatch rewind rework rewrite
+    rhyme ridicule ring rip roast role-play roleplay romanticise rule run rush sabotage sacrifice salvage sanction
+    sass save say scam scare schedule scoff scold scramble scream screenshot scroll search see seek seem segue
+    select self-correct self-disclose sell send sense separate serve set settle sext shame share shift ship shorten
+    shout show shrug shut side sidestep sigh sign signal simplify simulate sing sit skim skip slam sleep slip slur
+    smile smirk smooth snap snark sneak sneer snub sob soften solicit solve soothe sort sound spam spark speak
+    specialise specify speculate spell spend spiral spit split splurge spot stalk stall stammer stand start state
+    stay steal steer stem stereotype stick stigmatise stimulate stipulate stir stonewall stop store storm strain
+    stray stress strike strive struggle study stumble stutter submit subscribe substitute succeed sue suffer
+    sugarcoat suggest sulk sum summarise summarize summon supply support surface surprise survive suspect suspend
+    swallow swap sway swear sweat switch sympathise sympathize tackle tag tailor take talk tamper target taunt teach
+    tease tell tend test text thank think threaten thrive throw tire toggle tolerate touch track trade trail
+    transact transcribe transfer transition translate trap trash travel treat trick trigger trivialise trivialize
+    troll troubleshoot trust try turn tweak twist type undermine understand understate undo unfold unload unlock
+    unpack unsubscribe update upgrade uphold upload upsell urge use utilise utilize utter validate vanish vary veer
+    vent venture verbalise verify vibe victimise violate visit voice volunteer vote vouch vow waffle wait waive walk
+    wander wane want warn waste watch waver weaken weigh welcome whine whinge whisper win wind wink wish withdraw
+    withhold wonder work worm worry worsen wrap wriggle write yearn yell yield zoom
 """
 _IRREGULAR = {
     "arise": "arose arisen",
-    "burst": "burst",
-    "cling": "clung",
-    "creep": "crept",
-    "die": "died",
-    "drink": "drank drunk",
-    "forgo": "forwent",
-    "freeze": "froze frozen",
-    "gaslight": "gaslit",
-    "hit": "hit",
-    "hurt": "hurt",
-    "identify": "identified",
-    "overcome": "overcame",
-    "redo": "redid redone",
-    "rethink": "rethought",
-    "resend": "resent",
-    "reset": "reset",
-    "repay": "repaid",
-    "ring": "rang rung",
-    "shut": "shut",
-    "sit": "sat",
-    "sleep": "slept",
-    "sneak": "snuck",
-    "spit": "spat",
-    "strive": "strove",
-    "uphold": "upheld",
-    "upsell": "upsold",
-    "wind": "wound",
     "beat": "beat beaten",
     "become": "became",
     "begin": "began begun",
@@ -230,13 +172,18 @@ _IRREGULAR = {
     "break": "broke broken",
     "bring": "brought",
     "build": "built",
+    "burst": "burst",
     "buy": "bought",
     "cast": "cast",
     "catch": "caught",
     "choose": "chose chosen",
+    "cling": "clung",
     "come": "came",
+    "creep": "crept",
     "cut": "cut",
     "deal": "dealt",
+    "die": "died",
+    "drink": "drank drunk",
     "drive": "drove driven",
     "eat": "ate eaten",
     "fall": "fell fallen",
@@ -246,13 +193,19 @@ _IRREGULAR = {
     "forbid": "forbade forbidden",
     "forget": "forgot forgotten",
     "forgive": "forgave forgiven",
+    "forgo": "forwent",
+    "freeze": "froze frozen",
+    "gaslight": "gaslit",
     "give": "gave given",
     "go": "went gone",
     "grow": "grew grown",
     "hang": "hung",
     "hear": "heard",
     "hide": "hid hidden",
+    "hit": "hit",
     "hold": "held",
+    "hurt": "hurt",
+    "identify": "identified",
     "keep": "kept",
     "know": "knew known",
     "lay": "laid",
@@ -266,12 +219,19 @@ _IRREGULAR = {
     "misread": "misread",
     "mistake": "mistook mistaken",
     "misunderstand": "misunderstood",
+    "overcome": "overcame",
     "pay": "paid",
     "put": "put",
     "quit": "quit",
     "read": "read",
+    "redo": "redid redone",
+    "repay": "repaid",
+    "resend": "resent",
+    "reset": "reset",
     "retell": "retold",
+    "rethink": "rethought",
     "rewrite": "rewrote rewritten",
+    "ring": "rang rung",
     "run": "ran run",
     "say": "said",
     "see": "saw seen",
@@ -280,14 +240,20 @@ _IRREGULAR = {
     "send": "sent",
     "set": "set",
     "show": "shown",
+    "shut": "shut",
     "sing": "sang sung",
+    "sit": "sat",
+    "sleep": "slept",
+    "sneak": "snuck",
     "speak": "spoke spoken",
     "spend": "spent",
+    "spit": "spat",
     "split": "split",
     "stand": "stood",
     "steal": "stole stolen",
     "stick": "stuck",
     "strike": "struck",
+    "strive": "strove",
     "swear": "swore sworn",
     "take": "took taken",
     "teach": "taught",
@@ -296,22 +262,24 @@ _IRREGULAR = {
     "throw": "threw thrown",
     "understand": "understood",
     "undo": "undid undone",
+    "uphold": "upheld",
+    "upsell": "upsold",
     "win": "won",
+    "wind": "wound",
     "withdraw": "withdrew withdrawn",
     "withhold": "withheld",
     "write": "wrote written",
 }
 _DOUBLED = frozenset(
     """
-    admit beg begin bet chat commit cut drop flag flip forbid forget grin hang hurry lag let nod omit permit plan
-    quit refer run set skip snap sob spam split spot stop submit swap transfer ban bug brag dox hit hum jot kid lag
-    nag opt
-    pat program quip quiz rebut recap reset rip scam ship shrug shut sit skim slam slur snub spit stem stir strip tip
-    trap hug nap chip debug unplug
+    admit ban beg begin bet brag bug chat chip commit cut debug dox drop flag flip forbid forget grin hang hit hug
+    hum hurry jot kid lag let nag nap nod omit opt pat permit plan program quip quit quiz rebut recap refer reset
+    rip run scam set ship shrug shut sit skim skip slam slur snap snub sob spam spit split spot stem stir stop strip
+    submit swap tip transfer trap unplug
 """.split()
 ) - {"hurry"}
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #d9ccb74f
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #4ca59c83
 def inflected(base: str) -> dict[str, str]:
     "Forms of a verb and which they are: base, s, ing or past."
     vowel_y = base.endswith("y") and base[-2] not in "aeiou"
@@ -355,37 +323,30 @@ for _form in ("was", "were", "had", "got", "did", "didn't", "wasn't", "weren't",
 # Also nouns: after "and" they begin a new act only where something follows that a verb has and a noun has not.
 _ALSO_NOUNS = frozenset(
     """
-    act aim alert answer approach attempt base bet bite blow book break call change charge chase chat check chuckle
-    circle claim close comment complaint compliment contact copy count cover crash cut deal delay demand design
-    doubt draft drive drop end estimate exchange excuse experiment feel fight file finish fix flag force format gain
-    gossip grant guarantee guess guide hand help hint hire increase influence insult joke judge jump label lack
-    laugh leak like link list load lock look love mark match mistake move name need note notice object offer open
-    order outline pass pause pay pick pitch plan play point post praise present press print process promise prompt
-    protest quarrel question quote rank rate refund regret remark repair reply report request research reserve
-    respect return review reward rhyme role-play roleplay run rush schedule scream search set share shift show sign
-    signal sound spam split stall stand start state stop store strike struggle study substitute supply support
-    surprise swear switch talk test thank threat touch track trade transfer travel treat trigger trust try turn type
-    update upgrade upload use visit voice volunteer wait walk watch welcome whisper wish work worry
-    badger ban bait banter bash bill bluff boost boot bug bump cheer chime clash click coach code contest counter
-    crack credit
-    cross-check debate debit deposit diet dish drag dread dream drink edge email estimate face fake fault figure
-    filter fume
-    giggle glitch grade grin gripe groan groom hack halt hedge hit hoax hound hum humour hype jest kick kid lament
-    lead lean
-    leap lecture loop market mask mess message mimic mind mirror moan mute object overlap paint panic patch phrase
-    ping pivot
-    pledge plot project program quiz rage rally rant rebuff rebuke relapse relay release reproach reprimand reset
-    retort ring
-    rip roast rule sacrifice scam screenshot scroll segue sense shame ship shrug side slur spark spiral stem
-    stereotype storm
-    strain stress surface target taunt text tip transition trail trap trash troll tweak twist upset vibe wind wink
-    compromise
-    contrast sleep cook sanction deposit invoice dispatch burst ache cry escort
+    ache act aim alert answer approach attempt badger bait ban banter base bash bet bill bite blow bluff book boost
+    boot break bug bump burst call change charge chase chat check cheer chime chuckle circle claim clash click close
+    coach code comment complaint compliment compromise contact contest contrast cook copy count counter cover crack
+    crash credit cross-check cry cut deal debate debit delay demand deposit design diet dish dispatch doubt draft
+    drag dread dream drink drive drop edge email end escort estimate exchange excuse experiment face fake fault feel
+    fight figure file filter finish fix flag force format fume gain giggle glitch gossip grade grant grin gripe
+    groan groom guarantee guess guide hack halt hand hedge help hint hire hit hoax hound hum humour hype increase
+    influence insult invoice jest joke judge jump kick kid label lack lament laugh lead leak lean leap lecture like
+    link list load lock look loop love mark market mask match mess message mimic mind mirror mistake moan move mute
+    name need note notice object offer open order outline overlap paint panic pass patch pause pay phrase pick ping
+    pitch pivot plan play pledge plot point post praise present press print process program project promise prompt
+    protest quarrel question quiz quote rage rally rank rant rate rebuff rebuke refund regret relapse relay release
+    remark repair reply report reprimand reproach request research reserve reset respect retort return review reward
+    rhyme ring rip roast role-play roleplay rule run rush sacrifice sanction scam schedule scream screenshot scroll
+    search segue sense set shame share shift ship show shrug side sign signal sleep slur sound spam spark spiral
+    split stall stand start state stem stereotype stop store storm strain stress strike struggle study substitute
+    supply support surface surprise swear switch talk target taunt test text thank threat tip touch track trade
+    trail transfer transition trap trash travel treat trigger troll trust try turn tweak twist type update upgrade
+    upload upset use vibe visit voice volunteer wait walk watch welcome whisper wind wink wish work worry
 """.split()
 )
 ALSO_NOUNS = frozenset(form for base in _ALSO_NOUNS for form, kind in inflected(base).items() if kind in ("base", "s"))
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #0a25e500
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #a4fcbcc5
 def word_set(words: str) -> frozenset[str]:
     "Words that stand in one string."
     return frozenset(words.split())
@@ -394,6 +355,22 @@ def word_set(words: str) -> frozenset[str]:
 def phrase_list(text: str) -> tuple[tuple[str, ...], ...]:
     "Phrases that stand in one string, with bars between them, as tuples of words."
     return tuple(tuple(phrase.split()) for phrase in text.split("|"))
+
+
+
+def starts(words: list[Word], at: int, phrase: tuple[str, ...]) -> bool:
+    "Whether a phrase stands at a place."
+    if at >= len(words) or words[at].low != phrase[0]:
+        return False
+    return len(words) >= at + len(phrase) and all(words[at + i].low == word for i, word in enumerate(phrase))
+
+
+def which_phrase(words: list[Word], at: int, phrases: Iterable[tuple[str, ...]]) -> int:
+    "Length of the longest of the phrases that stands at a place, or 0."
+    if at >= len(words):
+        return 0
+    low = words[at].low
+    return max((len(phrase) for phrase in phrases if phrase[0] == low and starts(words, at, phrase)), default=0)
 
 
 USER = word_set("""
@@ -409,19 +386,15 @@ KINDS = word_set("""
     student students patient patients traveller travellers traveler travelers guest guests visitor visitors pupil
     pupils learner learners passenger passengers tourist tourists beginner beginners developer developers parent
     parents patron patrons member members player players employee employees applicant applicants teenager teenagers
-    newcomer newcomers reader readers listener listeners owner owners tenant tenants driver drivers investor investors
-    commuter commuters programmer programmers coder coders dev devs engineer engineers researcher researchers teen
-    teens senior seniors kid kids child children minor minors adult adults novice novices newbie newbies expat expats
-    diner
-    diners candidate candidates interviewee trainee trainees mentee mentees freelancer freelancers homeowner
-    homeowners
-    resident residents citizen citizens taxpayer taxpayers retiree retirees pensioner pensioners gamer gamers hobbyist
-    hobbyists cardholder cardholders holidaymaker holidaymakers undergraduate undergraduates undergrad graduate
-    graduates
-    founder founders borrower borrowers renter renters jobseeker jobseekers job-seeker job-seekers voter voters
-    immigrant immigrants migrant migrants couple couples mother mothers father fathers mum dad mom writer writers
-    creator
-    creators
+    newcomer newcomers reader readers listener listeners owner owners tenant tenants driver drivers investor
+    investors commuter commuters programmer programmers coder coders dev devs engineer engineers researcher
+    researchers teen teens senior seniors kid kids child children minor minors adult adults novice novices newbie
+    newbies expat expats diner diners candidate candidates interviewee trainee trainees mentee mentees freelancer
+    freelancers homeowner homeowners resident residents citizen citizens taxpayer taxpayers retiree retirees
+    pensioner pensioners gamer gamers hobbyist hobbyists cardholder cardholders holidaymaker holidaymakers
+    undergraduate undergraduates undergrad graduate graduates founder founders borrower borrowers renter renters
+    jobseeker jobseekers job-seeker job-seekers voter voters immigrant immigrants migrant migrants couple couples
+    mother mothers father fathers mum dad mom writer writers creator creators
 """)
 _HELPERS = word_set("""
     tutor tutors teacher teachers instructor instructors coach coaches trainer trainers therapist therapists
@@ -430,15 +403,13 @@ _HELPERS = word_set("""
 """)
 # Callings that are on this side or on that: who is asked for help where a customer is named, who asks where a bot is.
 TRADES = word_set("""
-    doctor doctors physician physicians nurse nurses pharmacist pharmacists dentist dentists lawyer lawyers solicitor
-    solicitors accountant accountants waiter waiters waitress waitresses barista cashier cashiers interviewer
-    interviewers
-    recruiter recruiters seller sellers vendor vendors merchant merchants host hosts hostess banker bankers broker
-    brokers
-    mentor mentors examiner examiners professor professors lecturer lecturers supervisor supervisors manager managers
-    technician technicians mechanic mechanics dispatcher dispatchers moderator moderators marketer marketers
-    journalist
-    journalists scientist scientists analyst analysts designer designers expert experts specialist specialists
+    doctor doctors physician physicians nurse nurses pharmacist pharmacists dentist dentists lawyer lawyers
+    solicitor solicitors accountant accountants waiter waiters waitress waitresses barista cashier cashiers
+    interviewer interviewers recruiter recruiters seller sellers vendor vendors merchant merchants host hosts
+    hostess banker bankers broker brokers mentor mentors examiner examiners professor professors lecturer lecturers
+    supervisor supervisors manager managers technician technicians mechanic mechanics dispatcher dispatchers
+    moderator moderators marketer marketers journalist journalists scientist scientists analyst analysts designer
+    designers expert experts specialist specialists
 """)
 _ANYONE = word_set("""
     someone somebody anyone anybody speaker speakers party parties side sides participant participants interlocutor
@@ -519,7 +490,7 @@ ADVERBS = LINKING | MANNER_ADVERBS  # only what links may be left out of a text
 
 
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #70093636
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #6a9bacf4
 class Side(NamedTuple):
     "Somebody who is named as the subject of a clause."
 
@@ -530,7 +501,11 @@ class Side(NamedTuple):
 
 
 def _verb_soon(words: list[Word], at: int) -> bool:
-    "Whether a finite verb, not a noun that looks like one, stands at a place."
+    "Whether a finite verb, not a noun that looks like one, stands at a place, adverbs left out."
+    while at < len(words) and words[at].low in ADVERBS:
+        at += 1
+    if shaped_verb(words, at) and words[at].low.endswith("s"):
+        return True
     if at >= len(words) or not VERBS.get(words[at].low, set()) & {"s", "past"}:
         return False
     following = words[at + 1].low if at + 1 < len(words) else ""
@@ -562,14 +537,19 @@ _PARTICLES = word_set("up out off down away back over")
 _VERB_END = re.compile(r"(?:ises|izes|ifies|ates)$|^(?:re|mis|over|under|out|dis|un)\w{3,}s$")
 
 
+_OF_SIDES = word_set("language support service human virtual ai other")
+_OF_HELPERS = word_set("shop sales travel estate booking insurance bank live chat phone telephone call claims ticket")
+
+
 def _noun_at(words: list[Word], at: int) -> tuple[str, str, int, bool]:
     "The noun at a place: itself, the side that it names (or \"\"), the first word after it, and whether it is an owner."
     low = words[at].low
     if at + 1 < len(words):  # "help desk", "virtual assistant"
         two = words[at + 1].low
         if role := _TWO_WORDS.get((low, two.removesuffix("'s"))):
-            return "agent", role, at + 2, two.endswith("'s")
-        if low in ("language", "support", "service", "human", "virtual", "ai", "other") and two in ASSISTANT | USER:
+            whole = at + 2 < len(words) and words[at + 2].low in ASSISTANT  # "customer service agent"
+            return "agent", role, at + 2 + whole, two.endswith("'s")
+        if low in _OF_SIDES and two in ASSISTANT | USER or low in _OF_HELPERS and two in ASSISTANT:
             low, at = two, at + 1
     owner = low.endswith(("'s", "s'"))
     noun = low[:-2] if low.endswith("'s") else low[:-1] if owner else low
@@ -608,7 +588,7 @@ def side_at(words: list[Word], at: int) -> Side | None:
                 return None
             if noun in KINDS and (plural or marked) and words[first].low != "the" and (not kept or end < size) and not owner:
                 kept = [*kept, words[at]]
-            two = noun == "people" and words[first].low in ("two", "both")
+            two = noun == "people" and words[first].low in ("two", "both") or noun == "person" and words[first].low == "one"
             return Side("" if role == "any" or two else role, kept, end, owner)
         low = words[at].low
         if low in ("but", "and", ",") and kept and marked and words[first].low in ("a", "an", "the"):
@@ -621,7 +601,7 @@ def side_at(words: list[Word], at: int) -> Side | None:
         at += 1
     return None
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #05079913
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #b3f0dd1e
 def _verbish(words: list[Word], at: int) -> bool:
     "Whether what stands at a place can go on after a subject."
     return at < len(words) and words[at].low not in (PREPOSITIONS - {"like"}) | {
@@ -681,7 +661,7 @@ def acts_at(words: list[Word], at: int) -> bool:
         or words[at].low in (":", "who", "not", "never", "keeps", "keep")
     )
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #b00696c3
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #5466c055
 SPEECH = word_set("""
     that whether if how why what because where who which since as
 """)
@@ -714,7 +694,21 @@ def is_nominal(words: list[Word]) -> bool:
         and not any(word.low in BE or word.low in MODAL or word.low in DO for word in words)
     )
 
-# %% ../../nbs/retrieval/07c_lexicon.ipynb #da6c0c68
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #0ea66151
+SEPARATORS = word_set(", ; and but yet so & . -> => → – — - | / plus") - {"/"}
+
+
+def forms_at(words: list[Word], at: int) -> set[str]:
+    "Which forms of a verb the word at a place may be."
+    low = words[at].low if at < len(words) else ""
+    return VERBS.get(low, {"past"} if low.endswith("ed") else set())
+
+
+def done_by(words: list[Word]) -> bool:
+    "Whether one of the sides is named as who did it."
+    return any(word.low == "by" and (who := side_at(words, at + 1)) and not who.owner for at, word in enumerate(words))
+
+# %% ../../nbs/retrieval/07c_lexicon.ipynb #df83b296
 FEELINGS = word_set("""
     angry anger annoyed annoyance anxious anxiety frustrated frustration furious fury irritated irritation worried
     worry worries afraid fear fears scared nervous nervousness upset sad sadness unhappy disappointed disappointment
